@@ -66,7 +66,7 @@
       const { x, y, k } = this.at;
       this.view.setAttribute("transform", `translate(${x} ${y}) scale(${k})`);
     }
-    // Shows a picture whole if it is readable then. Of a larger one, shows the legend and the root,
+    // Shows the whole picture if it is readable at that scale. Otherwise shows the legend, the root,
     // and as many of the heaviest boxes as are readable together with them.
     start() {
       this.show([...this.legend(), ...this.rootBox()], SMALL);

@@ -1,4 +1,4 @@
-//! Chooses the thread of the process that is made to call the kernel for this one.
+//! Chooses the thread of the target that makes system calls for this process.
 
 use crate::code::{Code, mapping_of};
 use crate::frames::Frames;
@@ -19,8 +19,8 @@ pub struct Chosen {
     pub frames: Frames,
 }
 
-/// Returns the thread whose state is easiest to restore. `code` is where it finds instructions for
-/// system calls.
+/// Returns the thread whose state is easiest to restore. `code` holds the addresses of the target's
+/// instructions for system calls.
 pub fn choose(seizure: &Seizure, code: &Code) -> Result<Chosen, Refusal> {
     let pid = seizure.pid;
     let mappings = process::mappings(pid)?;
@@ -74,7 +74,7 @@ fn obstacle(pid: i32, tid: i32) -> Option<Obstacle> {
     arch::obstacle(tid).map(Obstacle::Other)
 }
 
-/// Returns the choice of a thread, if it is on its own stack and the signal frames fit there.
+/// Returns the thread as the chosen one if it is on its own stack and the signal frames fit there.
 fn prepare(
     thread: &TracedThread,
     abort: Option<u64>,

@@ -4,10 +4,10 @@
 //! The thread is traced only for that time, so signals are delivered as usual, and it continues by
 //! itself if this process is killed. A stop of its whole process (`SIGSTOP`) stays in effect.
 //!
-//! A thread of this process does the tracing. It cannot detach the other thread if that one does
-//! not stop in time, was killed while stopped, or has gone to sleep and must not be interrupted.
-//! Then the tracing thread exits, so that the kernel releases the traced one, and the next glimpse
-//! starts a new tracing thread.
+//! A thread of this process does the tracing. It cannot detach the traced thread if that does not
+//! stop in time, was killed while stopped, or has gone to sleep and must not be interrupted. In
+//! these cases the tracing thread exits, so that the kernel releases the traced one, and the next
+//! glimpse starts a new tracing thread.
 
 use std::fs::File;
 use std::io;

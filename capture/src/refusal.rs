@@ -97,7 +97,7 @@ pub enum Refusal {
         /// The process.
         pid: i32,
     },
-    /// No thread can make the copy: it takes one whose registers `rt_sigreturn` restores completely.
+    /// No thread can make the copy: its registers must be restored completely by `rt_sigreturn`.
     #[error("process {pid} cannot be copied safely: {reason}; scan it while it is stopped instead")]
     NoThread {
         /// The process.

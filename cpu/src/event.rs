@@ -21,7 +21,7 @@ pub(crate) const SAMPLE_PERIOD: u64 = 1 << 8;
 const SAMPLE_REGS_USER: u64 = 1 << 12;
 const SAMPLE_STACK_USER: u64 = 1 << 13;
 const SAMPLE_IDENTIFIER: u64 = 1 << 16;
-/// SampleTypes that every sample has.
+/// Fields that every sample has.
 pub(crate) const SAMPLE_ALWAYS: u64 =
     SAMPLE_IDENTIFIER | SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_REGS_USER | SAMPLE_STACK_USER;
 

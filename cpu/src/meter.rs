@@ -78,7 +78,7 @@ struct ThreadTime {
 /// Samples among which the remaining time is divided.
 struct Shared {
     samples: Pending,
-    /// LiveRegisters threads and how many of the samples are theirs.
+    /// Threads that still run, and how many of the samples are theirs.
     tids: Vec<(i32, u64)>,
 }
 
@@ -182,17 +182,17 @@ impl Meter {
         &mut self,
         pid: i32,
         period: u64,
-        scale: Weighting,
+        weighting: Weighting,
         clock: &impl Clock,
     ) -> Option<Weights> {
-        let own_times = match scale {
+        let own_times = match weighting {
             Weighting::Clock | Weighting::Last => self.take_own_times(pid, period, clock),
             Weighting::Periods => Vec::new(),
         };
         // The process's clock is read after its threads' clocks, so that their sum does not exceed
         // it.
         let now = clock.process(pid);
-        let all = scale != Weighting::Clock || now.is_none();
+        let all = weighting != Weighting::Clock || now.is_none();
         let shared = self.take_shared(all);
         if own_times.is_empty() && shared.samples.count == 0 {
             return None;
@@ -205,7 +205,7 @@ impl Meter {
         let used = match now.map(|now| now.saturating_sub(self.reported)) {
             // A process that has exited has no clock.
             None => periods.saturating_add(sum(&own_times)),
-            Some(used) if scale == Weighting::Periods => used.min(periods),
+            Some(used) if weighting == Weighting::Periods => used.min(periods),
             Some(used) => used,
         };
         let mut weights = Weights {
@@ -290,8 +290,8 @@ impl Meter {
         shared
     }
 
-    /// Assigns each thread's time to its samples. The times are scaled to a total of `scaled_total`, if
-    /// that is given.
+    /// Assigns each thread's time to its samples. If `scaled_total` is given, the times are scaled
+    /// to that total.
     fn assign_own(
         &mut self,
         threads: Vec<ThreadTime>,

@@ -1,5 +1,5 @@
-//! Weights samples of per-processor events, which have no counts per thread or process. Such samples
-//! catch every thread of a process, even one that lives only for a moment.
+//! Weights samples of per-processor events, which have no counts per thread or process. Such
+//! samples catch every thread of a process, even one that lives only for a moment.
 //!
 //! A process's CPU time ([`Meter`]) is divided among its samples once each processor has taken
 //! many. If each sample were weighted as it arrives, and two threads ran at the same time, the
@@ -72,13 +72,13 @@ impl<C: Clock> Meters<C> {
     }
 
     /// Weights the samples of all processes. Returns the result for each that had any.
-    pub(crate) fn weigh_all(&mut self, scale: Weighting) -> Vec<(i32, Weights)> {
+    pub(crate) fn weigh_all(&mut self, weighting: Weighting) -> Vec<(i32, Weights)> {
         self.weighed = Instant::now();
         let period = self.period;
         let clock = &self.clock;
         let processes = self.processes.iter_mut();
         processes
-            .filter_map(|(pid, meter)| Some((*pid, meter.weigh(*pid, period, scale, clock)?)))
+            .filter_map(|(pid, meter)| Some((*pid, meter.weigh(*pid, period, weighting, clock)?)))
             .collect()
     }
 

@@ -27,8 +27,8 @@ pub fn is_start(at: Registers, memory: &mut impl Memory) -> bool {
     })
 }
 
-/// Returns true if an argument count is at `address`, followed by as many addresses of strings, which
-/// lie above it, and a 0.
+/// Returns true if `address` holds an argument count, followed by that many addresses of strings
+/// above it, and a 0.
 fn has_arguments(address: u64, count: u64, memory: &mut impl Memory) -> bool {
     if !(1..=MAX_ARGUMENTS).contains(&count) {
         return false;

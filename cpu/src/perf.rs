@@ -41,8 +41,8 @@ use processors::may_sample_all;
 /// the part of the stack beyond the copy changes. With a shorter period, waking up for each sample
 /// would cost more than the samples themselves.
 const MIN_WAKING_PERIOD_NS: u64 = 1_000_000;
-/// Time after a short copy during which samples are processed every [`BOOST_INTERVAL`], if they come
-/// too often to be processed immediately.
+/// Time after a short copy during which samples are processed every [`BOOST_INTERVAL`], if they
+/// come too often to be processed immediately.
 const BOOST_DURATION: Duration = Duration::from_secs(1);
 const BOOST_INTERVAL: Duration = Duration::from_millis(10);
 /// Time between checks for processes that have exited.
@@ -80,8 +80,8 @@ pub struct Perf {
     copies: CopyStatistics,
     /// Number of lost records of threads' events.
     pub lost: u64,
-    /// Time from which samples are processed more often for [`BOOST_DURATION`]: when a process was last
-    /// added, copies grew, or a copy was too short.
+    /// Time when a process was last added, copies grew, or a copy was too short. Samples are
+    /// processed more often for [`BOOST_DURATION`] after it.
     boosted_since: Instant,
     /// Buffer for the stack beyond the end of a copy.
     rest: RestBuffers,
@@ -134,8 +134,8 @@ impl Perf {
         self.config.kernel
     }
 
-    /// Returns the size in bytes of each processor's ring buffer and the desired size, if it is
-    /// smaller than desired.
+    /// Returns the actual and the desired size in bytes of each processor's ring buffer, if the
+    /// actual one is smaller.
     #[must_use]
     pub fn small_buffers(&self) -> Option<(usize, usize)> {
         self.rings.small()

@@ -82,7 +82,7 @@ pub struct Files(HashMap<FileId, Option<InterpreterSymbols>>);
 
 impl Files {
     /// Returns the symbols in the file of a range.
-    fn names(&mut self, pid: i32, range: &Range) -> Option<InterpreterSymbols> {
+    fn symbols(&mut self, pid: i32, range: &Range) -> Option<InterpreterSymbols> {
         if self.0.len() >= MAX_FILES {
             self.0.clear();
         }
@@ -148,7 +148,7 @@ impl Python {
             range.file.inode != 0 && (is_named_python(&range.path) || *range.path == program[..])
         };
         let mut ranges = space.ranges().iter().filter(may_be_interpreter);
-        let found = ranges.find_map(|range| Some((range.start, files.names(pid, range)?)));
+        let found = ranges.find_map(|range| Some((range.start, files.symbols(pid, range)?)));
         if found.is_none() {
             self.searched = Some(space.changes());
         }
@@ -159,11 +159,11 @@ impl Python {
     pub fn set_interpreter(
         &mut self,
         space: &Space,
-        names: &InterpreterSymbols,
+        symbols: &InterpreterSymbols,
         bias: u64,
         script: &mut Script,
     ) {
-        let Some(runtime) = Runtime::of(space.pid(), names, bias) else {
+        let Some(runtime) = Runtime::of(space.pid(), symbols, bias) else {
             // The interpreter is still being loaded, or reading is not permitted.
             return;
         };

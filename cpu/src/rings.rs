@@ -13,8 +13,7 @@ pub(crate) const RING_BYTES: usize = 512 << 10;
 /// Size of a ring buffer in bytes if locked memory is not limited: a controller that is scheduled
 /// late then loses fewer records.
 const LARGE_RING_BYTES: usize = 2 << 20;
-/// Size of the machine's memory for each byte of large ring buffers: together, they take at most
-/// one byte in this many.
+/// Large ring buffers together take at most one byte in this many of the machine's memory.
 const MEMORY_PER_RING_BYTE: usize = 64;
 /// Minimum useful size of a ring buffer in bytes: room for a few samples.
 pub(crate) const MIN_RING_BYTES: usize = 128 << 10;
@@ -74,7 +73,7 @@ impl Rings {
         })
     }
 
-    /// Returns the size in bytes of each ring and the desired size, if it is smaller than desired.
+    /// Returns the actual and the desired size in bytes of each ring, if the actual one is smaller.
     pub(crate) fn small(&self) -> Option<(usize, usize)> {
         let bytes = self.processors.first()?.ring.bytes();
         (bytes < RING_BYTES).then_some((bytes, RING_BYTES))

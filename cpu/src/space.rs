@@ -97,8 +97,8 @@ impl Range {
         }
     }
 
-    /// Returns true if the process has generated the code: no file is mapped there, for which perf
-    /// events have a special name.
+    /// Returns true if the process has generated the code: no file is mapped there. Perf events
+    /// report such mappings as `//anon`.
     pub fn is_generated(&self) -> bool {
         self.file.inode == 0 && (self.path.is_empty() || &*self.path == b"//anon")
     }
@@ -211,7 +211,7 @@ impl Space {
         space
     }
 
-    /// Creates an empty map, for a process that has just executed a program.
+    /// Creates an empty space, for a process that has just executed a program.
     pub fn empty(pid: i32) -> Self {
         Self {
             pid,

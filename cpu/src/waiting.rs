@@ -180,9 +180,8 @@ impl Waiting {
         Ok(())
     }
 
-    /// Detects that a process executes another program. An engine that reports this itself may not
-    /// have processed it yet, so it is given time until the next search. Until then, the process is
-    /// not sampled.
+    /// Detects that a process executes another program. Another engine may be about to report the
+    /// exec, so it is handled only at the next search. Until then, the process is not sampled.
     fn detect_exec(&mut self, pid: i32, recording: &mut Recording) {
         let Some(program) = proc::program(pid) else {
             return;

@@ -152,8 +152,8 @@ impl Unwinder {
                 let scratch = &mut *self.scratch;
                 let step = frame_pointer::step(space, library, scratch, at, memory);
                 self.is_by_record = step.is_some();
-                // A frame found by a frame record is not the outermost: Go runs parts of its runtime near the
-                // start of such a stack, for callers on other stacks.
+                // A frame found by a frame record is not the outermost: Go runs parts of its
+                // runtime near the start of a thread's stack, for callers on other stacks.
                 let mut is_outermost =
                     || !was_by_record && self.frames.len() > 1 && outermost::is_start(at, memory);
                 match step {

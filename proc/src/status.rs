@@ -93,7 +93,8 @@ impl Status {
         self.field("Threads")?.parse().ok()
     }
 
-    /// Returns the size of the process's own writable memory without stacks, resident or not, in bytes.
+    /// Returns the size of the process's private writable memory without stacks, resident or not,
+    /// in bytes.
     pub fn data_bytes(&self) -> Option<u64> {
         let kib = self.field("VmData")?.strip_suffix("kB")?;
         kib.trim().parse::<u64>().ok()?.checked_mul(1024)

@@ -20,8 +20,8 @@ use crate::mixer::{IntMap, Mixer};
 /// Maximum number of pages with a sampled fault, which take some 20 MiB. Beyond it, half of them
 /// are dropped at random, and the others stand for twice as many faults.
 const MAX_TOUCHES: usize = 1 << 19;
-/// Number of adjacent pages that one fault is assumed to make resident: 64 KiB, the kernel's default
-/// of `fault_around_bytes` for file mappings. Small folios are no larger.
+/// Number of adjacent pages that one fault is assumed to make resident: 64 KiB, the kernel's
+/// default of `fault_around_bytes` for file mappings. Small folios are no larger.
 const FAULT_PAGES: u64 = 16;
 /// Maximum distance from a sampled page, as a multiple of the number of faults between two samples.
 /// If pages are touched in random order, hardly any are farther away.
@@ -125,7 +125,7 @@ pub struct Touches {
     /// Maximum number of pages with a sampled fault.
     max: usize,
     pages: BTreeMap<u64, Touch>,
-    /// Pages that existed before.
+    /// Pages that existed when sampling began.
     before: PageSet,
     /// Last sampled fault of each thread.
     last: IntMap<u32, LastFault>,
@@ -208,9 +208,11 @@ impl Touches {
     /// Returns the origin of a page without a sampled fault that is assumed to have existed at the
     /// last fork, and the number of forks before it was touched. Returns `None` for other pages.
     ///
-    /// A page is assumed to have existed then if it existed before sampling, if it lies between two
-    /// pages that were touched before the fork and are so close to each other that the pages
-    /// between them must have been touched as well, or if it is even closer to one such page.
+    /// A page is assumed to have existed then if
+    /// - it existed before sampling; or
+    /// - its nearest sampled neighbours were both touched before the fork, and are so close to each
+    ///   other that the pages between them must have been touched as well; or
+    /// - one neighbour was touched before the fork, and is even closer.
     fn earlier_owner(&self, page: u64) -> Option<(Origin, u32)> {
         if self.before.contains(page) {
             return Some((Origin::Before, 0));

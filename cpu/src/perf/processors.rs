@@ -105,8 +105,8 @@ impl Perf {
     }
 
     /// Weights samples now.
-    pub(super) fn weigh(&mut self, scale: Weighting, recording: &mut Recording) {
-        for (pid, weighed) in self.weigh_all(scale) {
+    pub(super) fn weigh(&mut self, weighting: Weighting, recording: &mut Recording) {
+        for (pid, weighed) in self.weigh_all(weighting) {
             record(pid, weighed, recording);
         }
     }
@@ -121,9 +121,9 @@ impl Perf {
         }
     }
 
-    fn weigh_all(&mut self, scale: Weighting) -> Vec<(i32, Weights)> {
+    fn weigh_all(&mut self, weighting: Weighting) -> Vec<(i32, Weights)> {
         let meters = self.meters.as_mut();
-        meters.map_or(Vec::new(), |meters| meters.weigh_all(scale))
+        meters.map_or(Vec::new(), |meters| meters.weigh_all(weighting))
     }
 
     /// Weights the samples of a process before it executes another program.

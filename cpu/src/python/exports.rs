@@ -17,7 +17,7 @@ const SYMBOL_BYTES: usize = 24;
 const SHT_SYMTAB: u32 = 2;
 const SHT_DYNSYM: u32 = 11;
 
-/// InterpreterSymbols of the symbols that are searched, with their terminating zeros.
+/// Names of the symbols that are searched, with their terminating zeros.
 const WANTED: [&[u8]; 6] = [
     b"_PyRuntime\0",
     b"Py_Version\0",
@@ -51,7 +51,7 @@ pub fn read(source: &(impl Source + ?Sized), all: bool) -> Option<InterpreterSym
     };
     tables
         .iter()
-        .find_map(|kind| names(source, &sections, *kind))
+        .find_map(|kind| symbols_of_table(source, &sections, *kind))
 }
 
 fn sections(source: &(impl Source + ?Sized)) -> Option<Vec<u8>> {
@@ -83,7 +83,7 @@ fn word_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// Searches the symbol table of type `kind`. Returns `None` if it lacks `_PyRuntime`.
-fn names(
+fn symbols_of_table(
     source: &(impl Source + ?Sized),
     sections: &[u8],
     kind: u32,

@@ -22,8 +22,8 @@ pub struct Runtime {
 impl Runtime {
     /// Reads the interpreter whose symbols have load bias `bias`. Returns `None` if the process's
     /// memory cannot be read there, or not yet.
-    pub fn of(pid: i32, names: &InterpreterSymbols, bias: u64) -> Option<Self> {
-        let at = names.runtime.wrapping_add(bias);
+    pub fn of(pid: i32, symbols: &InterpreterSymbols, bias: u64) -> Option<Self> {
+        let at = symbols.runtime.wrapping_add(bias);
         let word = |at: u64| {
             let mut bytes = [0; 8];
             let read = capture::read_memory(pid, at, &mut bytes);
@@ -33,16 +33,16 @@ impl Runtime {
         let (version, layout) = match read_published(pid, at) {
             Some(version_and_layout) => version_and_layout,
             None => {
-                let version = match names.version {
+                let version = match symbols.version {
                     Some(version) => {
                         u32::try_from(word(version.wrapping_add(bias))?).unwrap_or(u32::MAX)
                     }
-                    None => version_by_functions(names),
+                    None => version_by_functions(symbols),
                 };
                 (version, layout::for_version(version))
             }
         };
-        let (from, to) = names.evaluate.unwrap_or_default();
+        let (from, to) = symbols.evaluate.unwrap_or_default();
         Some(Self {
             at,
             version,
@@ -62,12 +62,12 @@ fn read_published(pid: i32, at: u64) -> Option<(u32, Option<Layout>)> {
 
 /// Determines the version by the functions that exist; 0 if not known. `_PyRuntime` exists since
 /// 3.7. A file with a symbol for the evaluation loop has symbols for the other functions too.
-fn version_by_functions(names: &InterpreterSymbols) -> u32 {
+fn version_by_functions(symbols: &InterpreterSymbols) -> u32 {
     let versions = [0x030a_0000, 0x0309_0000, 0x0308_0000];
-    let newest = (names.first_in.into_iter().zip(versions)).find(|(exists, _)| *exists);
+    let newest = (symbols.first_in.into_iter().zip(versions)).find(|(exists, _)| *exists);
     match newest {
         Some((_, version)) => version,
-        None if names.evaluate.is_some() => 0x0307_0000,
+        None if symbols.evaluate.is_some() => 0x0307_0000,
         None => 0,
     }
 }

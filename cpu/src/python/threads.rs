@@ -14,8 +14,8 @@ use crate::mixer::IntMap;
 
 /// Maximum number of states of one thread. A thread has one for each interpreter that it uses.
 const MAX_STATES_OF_THREAD: usize = 8;
-/// Maximum number of interpreters examined while a thread is stopped, and of states visited at the
-/// head of each one's list if that has changed.
+/// While a thread is stopped: maximum number of interpreters examined, and of states visited at the
+/// head of each changed list.
 const MAX_NEW_STATES: usize = 4;
 /// Maximum number of cached states.
 const MAX_STATES: usize = 4 * MAX_THREADS;

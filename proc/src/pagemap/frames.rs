@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 
 use super::page_size;
 
-/// Mask of the physical page's number in an entry of `pagemap`. The number is 0 unless the reader is
-/// root.
+/// Mask of the physical page's number in an entry of `pagemap`. The number is 0 unless the reader
+/// is root.
 const FRAME_NUMBER: u64 = (1 << 55) - 1;
 /// Flag of a page that belongs to a transparent huge page.
 const HUGE: u64 = 1 << 22;

@@ -8,18 +8,18 @@ import { remember } from "./state.js";
 // Windows of growth, in the order of the server's `rss_growth`.
 const WINDOWS = [["1", "1 min"], ["10", "10 min"], ["60", "1 h"], ["all", "all time"]];
 const GROUPS = [["", "not grouped"], ["name", "by name"], ["container", "by container"]];
-// Number of rows that are shown at first, and more each time.
+// Number of rows shown at first, and added by each "Show more".
 const STEP = 50;
-// Number of rows that are shown at most, from which on others take their places: thousands would make
-// the page slow.
-const MOST = 100;
-// Number of rows that are made in one frame at most: the rest follow in the next ones.
-const MADE = 16;
-// Number of groups that are shown at most at the same time: each has some rows.
-const MOST_GROUPS = 20;
-// Number of rows of a group that are shown at least, however many groups there are.
-const FEW = 5;
-// Time of a frame that goes into pictures of memory, in ms.
+// Maximum number of rows on the page. More are shown on further pages, since thousands of rows would
+// make the page slow.
+const MAX_ROWS = 100;
+// Maximum number of rows created in one animation frame. The rest follow in the next ones.
+const MAX_CREATED = 16;
+// Maximum number of groups on the page.
+const MAX_GROUPS = 20;
+// Minimum number of rows shown of each group.
+const MIN_GROUP_ROWS = 5;
+// Maximum time per animation frame for drawing sparklines, in ms.
 const DRAWING_MS = 6;
 
 const byWords = new Intl.Collator();
@@ -37,22 +37,22 @@ const COLUMNS = [
 export class List {
   constructor(processes, address) {
     this.processes = processes;
-    // Of the processes that are shown, or selected, by their keys.
+    // Rows of the processes that are shown or selected, by the process's id.
     this.rows = new Map();
     this.groups = new Map();
-    // Those that are selected.
+    // Selected rows.
     this.chosen = new Set();
     this.most = STEP;
-    // Number of processes, or groups, before those that are shown.
+    // Number of processes or groups on the pages before this one.
     this.skipped = Math.max(0, Math.floor(Number(address.get("skip")) || 0));
-    if (this.skipped) this.most = MOST;
+    if (this.skipped) this.most = MAX_ROWS;
     this.number = 0;
     this.turn = 0;
     this.groupCount = 0;
-    // Places of rows that are not made yet, and the frame that makes the next of them.
+    // Rows that are not created yet, and the animation frame that creates the next ones.
     this.rest = [];
     this.making = 0;
-    // Numbers of the rows that are in sight.
+    // Indices of the first and last row in sight.
     [this.first, this.last] = [0, STEP];
     this.sort = address.get("sort") || "growth";
     this.window = Math.max(0, WINDOWS.findIndex(([key]) => key === (address.get("window") || "10")));
@@ -107,12 +107,12 @@ export class List {
       return b;
     };
     this.further = button("", () => {
-      this.most = Math.min(MOST, this.most + STEP);
+      this.most = Math.min(MAX_ROWS, this.most + STEP);
       this.refresh(true);
     });
     this.further.className = "further";
-    this.earlier = button(`Previous ${MOST}`, () => this.leaf(-1));
-    this.later = button(`Next ${MOST}`, () => this.leaf(1));
+    this.earlier = button(`Previous ${MAX_ROWS}`, () => this.leaf(-1));
+    this.later = button(`Next ${MAX_ROWS}`, () => this.leaf(1));
     this.which = make("span", "", { role: "status" });
     this.pages = make("div", "", { class: "pages tools" }, this.earlier, this.further, this.later, this.which);
     const say = remark("The process that has grown most is first. A click on a name shows where its memory is; an idle process costs nothing until its session is started.");
@@ -146,22 +146,22 @@ export class List {
     });
     return select;
   }
-  // Shows the rows after so many others.
+  // Shows the rows after the first `count`.
   skip(count) {
     this.skipped = count;
     remember("skip", count ? String(count) : "");
     this.refresh(true);
   }
-  // Shows the previous or the next rows, from their beginning.
+  // Shows the previous (-1) or next (1) page, scrolled to its top.
   leaf(by) {
-    const room = this.group ? MOST_GROUPS : MOST;
+    const room = this.group ? MAX_GROUPS : MAX_ROWS;
     this.skip(Math.max(0, this.skipped + by * room));
     this.table.scrollIntoView();
   }
   picked() {
     return [...this.chosen].filter((r) => r.el.isConnected);
   }
-  // Number of rows that are there.
+  // Returns the number of rows on the page.
   shown() {
     return [...this.rows.values()].filter((r) => r.el.isConnected).length;
   }
@@ -170,7 +170,7 @@ export class List {
     this.starts.hidden = !picked.some((r) => !isSampled(r.row));
     this.stops.hidden = !picked.some((r) => isSampled(r.row));
   }
-  // Starts the sessions of rows that have none, and stops the others.
+  // Starts sessions of the processes that have none, and stops the others'.
   async act(rows) {
     this.failed = "";
     for (const { row } of rows) {
@@ -184,7 +184,7 @@ export class List {
     // The server reads the list at most once a second.
     setTimeout(() => this.processes.poll(), 1000);
   }
-  // The processes that the filter lets through.
+  // Returns the processes that match the filter.
   matching() {
     const all = [...this.processes.rows.values()];
     const sought = this.filter.value.trim().toLowerCase();
@@ -211,7 +211,7 @@ export class List {
     keyed.sort((a, b) => a.ended - b.ended || compare(a, b) || a.row.pid - b.row.pid);
     return keyed.map(({ row }) => row);
   }
-  // Finds out which rows are in the window, or less than its height from it.
+  // Determines which rows are in the window, or less than its height away from it.
   look() {
     const { top, height } = this.body.getBoundingClientRect();
     const each = height / Math.max(1, this.body.children.length);
@@ -226,7 +226,7 @@ export class List {
     r.update(row, this.window, place);
     return r;
   }
-  // `now`: also the order, whatever the pointer is at.
+  // Updates the list. If `now`, sorts it even under the pointer or the focus.
   refresh(now) {
     const { processes } = this;
     const all = processes.rows;
@@ -263,7 +263,7 @@ export class List {
     this.select();
     this.drawSoon();
   }
-  // Goes back to the last rows that there are: processes end, and filters change.
+  // Goes back to the last page if this one is beyond it: processes end, and filters change.
   limitSkipped(count, room) {
     if (this.skipped < count || !this.processes.received) return;
     this.skipped = Math.floor(Math.max(0, count - 1) / room) * room;
@@ -271,9 +271,9 @@ export class List {
   // Offers the rows that are not shown.
   offer(count, shown) {
     const units = this.group ? this.groupCount : count;
-    const room = this.group ? MOST_GROUPS : MOST;
+    const room = this.group ? MAX_GROUPS : MAX_ROWS;
     const isAtFirst = !this.skipped && !this.group;
-    this.further.hidden = !isAtFirst || shown >= count || this.most >= MOST;
+    this.further.hidden = !isAtFirst || shown >= count || this.most >= MAX_ROWS;
     put(this.further, `Show more: these are ${shown} of ${count}`);
     this.earlier.hidden = !this.skipped;
     this.later.hidden = !this.further.hidden || this.skipped + room >= units;
@@ -281,10 +281,10 @@ export class List {
     const last = Math.min(units, this.skipped + room);
     put(this.which, this.earlier.hidden && this.later.hidden ? "" : `${this.group ? "groups " : ""}${this.skipped + 1} to ${last} of ${units}`);
   }
-  // Puts the rows in order; those that are in their place stay as they are.
+  // Sorts the rows. Those already in place are not moved.
   show(matching) {
     const rows = this.ordered(matching);
-    if (!this.group) this.limitSkipped(rows.length, MOST);
+    if (!this.group) this.limitSkipped(rows.length, MAX_ROWS);
     const places = this.group ? this.grouped(rows) : rows.slice(this.skipped, this.skipped + this.most).map((row, place) => ({ row, place }));
     this.rest = places;
     const wanted = new Set(this.next());
@@ -295,11 +295,11 @@ export class List {
       else this.body.insertBefore(el, next);
     }
   }
-  // The elements of the next places: all up to the last row that is made in this frame. The rest
-  // follow.
+  // Returns the elements of the next rows: as many as can be created in this animation frame. The
+  // rest follow.
   next() {
     let made = 0;
-    const isLate = ({ row }) => row && !this.rows.has(row.id) && ++made > MADE;
+    const isLate = ({ row }) => row && !this.rows.has(row.id) && ++made > MAX_CREATED;
     const late = this.rest.findIndex(isLate);
     const now = late < 0 ? this.rest : this.rest.slice(0, late);
     this.rest = this.rest.slice(now.length);
@@ -313,7 +313,7 @@ export class List {
     const kept = new Set(next);
     for (const [id, r] of this.rows) if (!r.el.isConnected && !kept.has(r.el) && !this.chosen.has(r)) this.rows.delete(id);
   }
-  // Adds rows that were not made yet.
+  // Creates and adds the next rows.
   add() {
     this.making = 0;
     const known = this.processes.rows;
@@ -323,7 +323,7 @@ export class List {
     this.look();
     this.drawSoon();
   }
-  // Leaves the rows in their places; new processes are added at the end.
+  // Updates the list without moving rows; new processes are added at the end.
   keep(matching) {
     let room = this.most - this.shown();
     for (const row of matching) {
@@ -332,7 +332,8 @@ export class List {
       else if (!this.rest.length && !this.skipped && room-- > 0) this.body.append(this.rowOf(row, this.body.children.length).el);
     }
   }
-  // The rows below a row for each group, with its sums. Groups are in the order of their first rows.
+  // Returns the rows by group, after a row with the group's sums. Groups are in the order of their
+  // first rows.
   grouped(rows) {
     const groups = new Map();
     for (const row of rows) {
@@ -341,9 +342,9 @@ export class List {
       groups.get(name).push(row);
     }
     this.groupCount = groups.size;
-    this.limitSkipped(groups.size, MOST_GROUPS);
-    const names = [...groups.keys()].slice(this.skipped, this.skipped + MOST_GROUPS);
-    const each = Math.max(FEW, Math.floor(this.most / Math.max(1, names.length)));
+    this.limitSkipped(groups.size, MAX_GROUPS);
+    const names = [...groups.keys()].slice(this.skipped, this.skipped + MAX_GROUPS);
+    const each = Math.max(MIN_GROUP_ROWS, Math.floor(this.most / Math.max(1, names.length)));
     let place = 0;
     return names.flatMap((name) => {
       const members = groups.get(name);
@@ -358,8 +359,7 @@ export class List {
   drawSoon() {
     this.drawing = this.drawing || requestAnimationFrame(() => this.draw());
   }
-  // Draws the memory of the rows that lack it, and the rest in the next frame; after all rows are
-  // made.
+  // Draws the sparklines that are due, over several animation frames, once all rows are created.
   draw() {
     const begun = performance.now();
     this.drawing = 0;

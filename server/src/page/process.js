@@ -12,22 +12,21 @@ const HISTORY_PERIOD = 3000;
 const REPORT_PERIOD = 10000;
 // Time for which a message is shown, in ms.
 const NOTICE_MS = 8000;
-// Window of the growth that is shown, as its place among those of the server, and in ms.
+// Window of the growth that is shown: index among the server's windows, and length in ms.
 const [SHOWN_WINDOW, SHOWN_WINDOW_MS] = [1, 600000];
 // Number of processes of the same name that are offered for comparison.
 const MAX_OTHERS = 20;
 // Length of a CPU profile, in seconds.
 const CPU_SECONDS = 10;
-// Share of the resident memory that its growth must be, and in bytes, to be spoken of.
+// Minimum growth of the resident memory for a hint: as a share of it, and in bytes.
 const [MIN_SHARE, MIN_BYTES] = [0.2, 16 << 20];
 
 function put(el, text) {
   if (el.textContent !== text) el.textContent = text;
 }
 
-// The report in its frame. A new one is loaded beside the one that is shown, and takes its place
-// when it is complete: with the same tab, search and zoom. An error never takes the place of a
-// report.
+// The report, in an iframe. A new report is loaded in a second, hidden iframe. When it is complete,
+// it replaces the one shown, with the same tab, search and zoom. An error never replaces a report.
 class Report {
   constructor(view, failed) {
     this.el = make("div", "", { class: "report-place" });
@@ -38,7 +37,7 @@ class Report {
   get shown() {
     return this.el.querySelector("iframe:not(.next)");
   }
-  // What the report that is shown has behind "#": its tab and what is chosen in it.
+  // Returns the fragment of the shown report's address: its tab and what is chosen in it.
   state() {
     try {
       return this.shown ? this.shown.contentWindow.location.hash.slice(1).replace(/\?$/, "") : this.view;
@@ -53,25 +52,25 @@ class Report {
     if (this.isLoading()) return;
     const frame = make("iframe", "", { class: "report next", title: "report" });
     frame.addEventListener("load", () => this.loaded(frame));
-    // Behind "#" must be no name of an element: browsers scroll to one, and move this page for it.
+    // The fragment must not be the id of an element: browsers would scroll to it, moving this page.
     const state = this.state();
     frame.src = `${at(path, values)}${state && `#${state}${state.includes("?") ? "" : "?"}`}`;
     this.el.append(frame);
   }
-  // Gives up what is being loaded.
+  // Cancels loading.
   stop() {
     for (const frame of this.el.querySelectorAll("iframe.next")) frame.remove();
   }
   loaded(frame) {
     if (!frame.classList.contains("next")) return;
     const page = frame.contentDocument;
-    // An answer that is no report is the server's message.
+    // An answer that is not a report is an error message of the server.
     if (!page || !page.getElementById("profile")) {
       this.failed(page && page.body ? page.body.textContent.trim() : "the report could not be loaded");
       frame.remove();
       return;
     }
-    // A large one is drawn in steps, between which this page goes on.
+    // A large report is drawn in steps, between which this page stays responsive.
     if (page.body.dataset.complete === undefined) page.addEventListener("complete", () => this.swap(frame, page));
     else this.swap(frame, page);
   }
@@ -91,7 +90,7 @@ export class Process {
     this.processes = processes;
     this.pid = Number(address.get("pid"));
     this.name = address.get("name");
-    // A moment, or another profile: "u1" was sent, "p12" is of process 12.
+    // Base of the comparison: id of a snapshot, "u1" for an upload, or "p12" for process 12.
     this.from = address.get("from");
     this.to = Number(address.get("to")) || 0;
     this.failed = "";
@@ -164,7 +163,7 @@ export class Process {
     return make("div", "", { class: "tools" },
       this.moments, this.mark, this.other, this.file, this.again, this.link, this.cpu, this.both, this.lost, this.downloads, this.forget);
   }
-  // Sends a file that the report is compared with, compressed.
+  // Uploads a file to compare the report with, compressed.
   async send() {
     const [file] = this.file.files;
     if (!file) return;
@@ -175,7 +174,7 @@ export class Process {
     this.uploads.push(upload);
     this.compare(`u${upload.id}`, 0);
   }
-  // Saves what an ended process has left. It is removed only when the browser has all of it.
+  // Saves the profile of an ended process. Removes it from the machine only after the download.
   async recover() {
     const answer = await fetch(this.dump.href);
     if (!answer.ok) throw new Error((await answer.text()).trim());
@@ -192,7 +191,7 @@ export class Process {
     try {
       await navigator.clipboard.writeText(address);
     } catch {
-      // Browsers permit that at this machine and by TLS only.
+      // Browsers permit the clipboard only on localhost and over TLS.
       const field = make("textarea", address);
       document.body.append(field);
       field.select();
@@ -202,7 +201,7 @@ export class Process {
     const isLocal = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
     this.note(`The link is copied${isLocal ? "; it leads here on this machine only: to others, send the file of “Page”" : ""}`);
   }
-  // Says something for a while.
+  // Shows a message for a while.
   note(text) {
     this.notice = text;
     this.until_ms = Date.now() + NOTICE_MS;
@@ -234,11 +233,11 @@ export class Process {
       this.chart.show(history, [Number(this.from), this.to]);
       this.fill();
     } catch (error) {
-      // Said by the list, which is requested more often.
+      // A lost server is reported by the list, which is requested more often.
       if (!this.processes.lost && !this.failed) this.failed = error.message;
     }
   }
-  // The choices of the moments that are compared.
+  // Fills in the choices of moments and profiles to compare.
   fill() {
     const ago = (at) => (this.processes.now > at ? `, ${duration(this.processes.now - at)} ago` : "");
     const moments = this.snapshots.map((s) => [String(s.id), `${clock(s.at)}${s.is_mark ? " (mark)" : ""}`]);
@@ -259,8 +258,8 @@ export class Process {
     set(this.since, "the session's start", this.from, [...past, ...sent, ...profiles]);
     set(this.until, "now", this.to ? String(this.to) : "", moments);
   }
-  // Shows what has changed since a moment, or against another profile; "" is the session's start, and
-  // 0 is now.
+  // Shows what has changed since a moment or another profile (`from`; "": the session's start) until
+  // a moment (`to`; 0: now).
   compare(from, to) {
     [this.from, this.to] = to && to <= Number(from) ? [from, 0] : [from, to];
     remember("from", this.from);
@@ -289,7 +288,7 @@ export class Process {
     if (this.follow.getAttribute("aria-pressed") === "true") this.follow.click();
     this.refresh();
   }
-  // Makes the report anew while there is something new to show and somebody follows.
+  // Reloads the report if the session runs and the user follows it.
   renew() {
     const row = this.row();
     const follows = this.follow.getAttribute("aria-pressed") === "true";
@@ -337,7 +336,7 @@ export class Process {
     if (isEnded(row)) this.offer();
     this.links(row);
     this.tell(row, sampled);
-    // A session that begins or ends makes another report.
+    // When a session begins or ends, the report is reloaded.
     const turned = this.sampled !== sampled && this.report.shown;
     this.sampled = sampled;
     if (has && (turned || !this.report.shown) && !this.report.isLoading() && !this.failed) this.load();
@@ -345,7 +344,7 @@ export class Process {
     this.nothing.hidden = has || Boolean(this.report.shown) || this.report.isLoading();
     put(this.nothing, `Nothing was sampled yet: ${next}`);
   }
-  // The process is gone, or several have its name.
+  // Shows that the process is gone, or that several have its name.
   missing() {
     for (const el of [this.fields.form, this.stopped, this.follow, this.moments, this.mark, this.other, this.again, this.cpu, this.both, this.lost, this.downloads, this.forget]) el.hidden = true;
     this.chart.el.hidden = !this.chart.points.length;

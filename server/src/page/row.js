@@ -1,4 +1,4 @@
-// Rows of the list: a process, and the sums of a group. What has changed is changed in place.
+// Rows of the list: a process, and the sums of a group. Rows are updated in place.
 import { make } from "./dom.js";
 import { spark } from "./chart.js";
 import { growthSpan, isEnded, isSampled, liveAge } from "./net.js";
@@ -8,18 +8,18 @@ import { change, duration, rate, size, sizeWithError } from "./text.js";
 
 // Spans of the windows of growth, in the order of the server's `rss_growth`, in ms.
 const WINDOWS_MS = [60e3, 600e3, 3600e3, Infinity];
-// Age from which on a value is said to be of an earlier time, in seconds.
-const OLD = 4;
-// Intervals between pictures of memory that changes, and of memory that does not, in ms.
+// Minimum age, in seconds, of a value whose age is shown.
+const MIN_SHOWN_AGE_S = 4;
+// Intervals between redraws of a sparkline in ms: if the resident memory has changed, and if not.
 const [REDRAW, REDRAW_SAME] = [5000, 60000];
-// Rows out of sight are brought up to date in turn: each in one of so many updates.
+// Rows out of sight are updated in turn: each once in this many updates.
 const TURNS = 8;
 
-// Windows without room for a column of pictures: the pictures are below the names.
+// Matches windows without room for a column of sparklines, which are then below the names.
 export const narrow = matchMedia("(max-width:900px)");
 
-// Sets the text of an element if it has changed: what is selected stays selected. What was set is
-// kept beside the element, because reading it from there takes longer.
+// Sets the text of an element if it has changed, so that a selection in it survives. The last text
+// of each element is cached, because reading it from the element takes longer.
 const texts = new WeakMap();
 export function put(el, text) {
   if (texts.get(el) === text) return;
@@ -27,7 +27,7 @@ export function put(el, text) {
   el.textContent = text;
 }
 
-// The row of one process. It is made once and changed in place.
+// The row of one process.
 export class Row {
   constructor(list, row, number) {
     this.list = list;
@@ -66,7 +66,7 @@ export class Row {
     this.live.append(this.liveMore);
     this.drawn = 0;
   }
-  // Takes over the process as it is now. `place`: number of the row from above.
+  // Sets the process's current data. `place`: index of the row from the top.
   update(row, window, place) {
     this.row = row;
     this.window = window;
@@ -98,18 +98,18 @@ export class Row {
     this.act.hidden = !canStart(row);
     this.pick.disabled = !canStart(row);
   }
-  // Writes what passes by itself.
+  // Writes the values that change as time passes.
   age() {
     const { row, window } = this;
     put(this.grown, row.rss_growth[window] === null ? "" : `in ${duration(Math.min(WINDOWS_MS[window], growthSpan(row, window)))}`);
     const age = liveAge(row);
-    const old = row.live_bytes !== null && age > OLD && !isEnded(row) ? `${duration(age * 1000)} ago` : "";
+    const old = row.live_bytes !== null && age > MIN_SHOWN_AGE_S && !isEnded(row) ? `${duration(age * 1000)} ago` : "";
     put(this.liveMore, old || rate(row.growth_per_second));
     const [state, more] = stateOf(row);
     put(this.state, state);
     put(this.more, more);
   }
-  // True if the picture of the memory lacks what has come since.
+  // Returns true if the sparkline is to be redrawn.
   isStale() {
     const { outline, rss_bytes: rss } = this.row;
     if (!this.drawn || this.isBelow !== narrow.matches) return true;

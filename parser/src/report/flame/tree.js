@@ -17,8 +17,9 @@ function weigh({ plus, minus }, rule) {
   }
   return { own, net };
 }
-// Returns a function that returns the callees of a frame with a width. They are in one array: one for
-// each frame would take most of the time among tens of thousands.
+// Returns a function that returns the callees of a frame, without those of width 0. All callees are
+// in one array: with an array for each of tens of thousands of frames, these would take most of the
+// time.
 function calleesOf(parent, width) {
   const size = parent.length;
   const ends = new Int32Array(size + 1);

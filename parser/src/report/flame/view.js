@@ -29,7 +29,7 @@ const flameGraph = (() => {
   }
 
   // Frames too narrow for a label. There may be thousands, and an element for each would take most of
-  // the time of a search: those of a row and a colour are one.
+  // the time of a search, so all of a row and a colour are one path.
   class Narrow {
     constructor() {
       this.layer = svg("g");
@@ -58,8 +58,8 @@ const flameGraph = (() => {
       const paths = [...outlines].map(([of, d]) => svg("path", { class: of.slice(of.indexOf(" ") + 1), d }));
       this.layer.replaceChildren(...paths, this.over);
     }
-    // The frame at a place where there is one: the nearest, because the places of some events are
-    // whole pixels. Rows count more than what is beside.
+    // Returns the frame nearest to a point, because some events have only whole pixels. A distance
+    // in rows counts more than one within a row.
     at(x, y) {
       const beyond = (value, from, length) => Math.max(from - value, value - from - length, 0);
       let [found, least] = [-1, Infinity];
@@ -69,7 +69,7 @@ const flameGraph = (() => {
       }
       return found;
     }
-    // Outlines a frame; none for -1, and for a frame that is not narrow.
+    // Outlines a frame. Removes the outline for -1, and for a frame that is not narrow.
     point(i) {
       const box = i < 0 ? undefined : this.boxes.find((b) => b.i === i);
       this.over.setAttribute("visibility", box ? "visible" : "hidden");
@@ -88,7 +88,7 @@ const flameGraph = (() => {
       this.pen.font = "12px " + (root.getAttribute("font-family") || "sans-serif");
       this.widths = new Map(); // widths of letters
       this.size = { w: 0, h: 0 };
-      this.high = 0; // height of all rows of the zoomed frame
+      this.high = 0; // height of all rows shown, from the root to the deepest callee
       this.begun = 0; // number of drawings
       this.onPaper = false; // all rows are drawn, regardless of the window's size
     }
@@ -385,7 +385,7 @@ const flameGraph = (() => {
     fill() {
       const b = this.root.getBoundingClientRect();
       const { drawn } = this.canvas;
-      // What is drawn for the first time is drawn in steps.
+      // The first drawing is done in steps (see `showing`).
       if (!drawn) return;
       if (drawn.width !== b.width || drawn.height !== b.height) this.draw();
     }

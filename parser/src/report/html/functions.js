@@ -21,7 +21,7 @@ function functionsTab(page, panel) {
   const own = make("div", "", { class: "own" });
   panel.append(own);
   const fillOwn = () => {
-    // Of a comparison, they are those of the change.
+    // In a comparison, the lines are those of the change.
     const lines = data.compared && values.rule !== "change" ? [] : f.own[values.column] || [];
     const rows = lines.map((line) => make("li", `${values.signed(line.value)} (${share(line.value, values.total())})  ${line.text}`, { title: line.full }));
     own.replaceChildren(...(rows.length ? [remark("In your own code, by the line that led there:"), make("ul", "", {}, ...rows)] : []));

@@ -1,7 +1,7 @@
 // A table that sorts and filters. Each of `heads` is a column: {key, label, title, words, narrow, soft,
 // value(row), text(row) or cell(td, row)}. `first` is the key of the column to sort by, `search(row)`
-// returns the text to filter by. Returns a function that fills in rows, and says how many there are
-// beside them.
+// returns the text to filter by. Returns a function that fills in rows, given the rows and the number
+// of those that are left out.
 function sortableTable(panel, heads, first, search) {
   const sort = { key: first, down: true };
   const PAGE = 300;

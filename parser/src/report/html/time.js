@@ -175,8 +175,9 @@ class TimelineChart {
 // Returns the rows of both tables for a moment: live bytes then, and at the end.
 function rowsAt(timeline, table) {
   const then = new Map(table.held || timeline.stacks.map((s, i) => [i, s.end]));
-  // Variances of what is live then and at the end, and of the change. What is live at both cancels: at
-  // most as much is replaced as was freed in the session. Without the stacks of a moment, it is the end.
+  // Variances of the live bytes at the moment and at the end, and of the change. Objects that are live
+  // at both times contribute no error to the change, and the others cannot exceed the bytes freed in
+  // the session. A table without stacks stands for the end.
   const variances = (s, held) => {
     if (!s.variance) return { thenVariance: 0, endVariance: 0, changeVariance: 0 };
     const lost = Math.min(held, s.freed || 0);
