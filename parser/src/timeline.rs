@@ -67,8 +67,8 @@ impl Sampled {
         self.variance += other.variance;
     }
 
-    /// Returns the sampling error of `bytes` of the allocated bytes. Their objects are assumed to have
-    /// the same mix of sizes as all allocated ones.
+    /// Returns the sampling error of `bytes` of the allocated bytes. Their objects are assumed to
+    /// have the same mix of sizes as all allocated ones.
     pub fn error(&self, bytes: f64) -> SamplingError {
         SamplingError {
             variance: self.variance_per_byte() * bytes,
@@ -82,9 +82,9 @@ impl Sampled {
         (self.variance / self.allocated.max(1.0)).max(0.0)
     }
 
-    /// Returns the sampling error of the change of the live bytes from a moment to the end. Objects that
-    /// are live at both times contribute nothing. The others are at most what the session freed, and
-    /// what took its place.
+    /// Returns the sampling error of the change of the live bytes from a moment to the end. Objects
+    /// that are live at both times contribute nothing. The others are at most what the session
+    /// freed, and what took its place.
     fn error_of_change(&self, then: u64, end: u64) -> SamplingError {
         let lost = (then as f64).min(self.freed);
         let gained = (end as f64 - (then as f64 - lost)).clamp(0.0, end as f64);
@@ -227,8 +227,8 @@ impl<'a> Timeline<'a> {
         sum
     }
 
-    /// Returns the sampling error of all live bytes at a moment. Bytes whose stacks are not known get
-    /// the mean variance of all allocated bytes.
+    /// Returns the sampling error of all live bytes at a moment. Bytes whose stacks are not known
+    /// get the mean variance of all allocated bytes.
     pub fn error(&self, moment: &Moment) -> SamplingError {
         let mut all = Sampled::default();
         self.stacks.iter().for_each(|stack| all.add(&stack.sampled));

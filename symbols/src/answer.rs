@@ -12,7 +12,7 @@ use super::frame::{Frame, Frames, Origin};
 /// Result of reading one file.
 pub type Answer = Result<Resolved, Failure>;
 
-/// Message of an error in the child, which is all that the pipe carries of it.
+/// Message of an error in the child. The pipe carries nothing else of the error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Failure(pub String);

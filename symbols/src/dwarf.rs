@@ -1,8 +1,8 @@
 //! Looks up many addresses of one file at once in its DWARF debug information.
 //!
 //! All addresses of a file are known beforehand, often thousands. So no index is built: each part
-//! of the debug information that may cover one of them is scanned once, and subtrees that state
-//! their end are skipped.
+//! of the debug information that may cover one of them is scanned once, and subtrees with
+//! a sibling reference are skipped.
 //!
 //! Debug information may be in other files: a debug file, one that several programs share
 //! (`companions`), or one for each source file (`split`). What is missing is reported.

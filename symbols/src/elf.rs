@@ -81,8 +81,8 @@ impl Elf {
         mappings.collect()
     }
 
-    /// Returns the minimum size of the file, in bytes: the end of its last segment. A process that uses
-    /// what is missing dies of SIGBUS.
+    /// Returns the minimum size of the file, in bytes: the end of its last segment. A process that
+    /// touches missing bytes dies of SIGBUS.
     pub fn min_file_bytes(&self) -> u64 {
         let ends = self
             .segments

@@ -131,8 +131,8 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// Returns the prefix for names of code without a symbol: the file's name without
-    /// directories. For the main program, that of the binary given.
+    /// Returns the prefix for names of code without a symbol: the file's name without directories;
+    /// for the main program, the name of the binary given with `-p`, if any.
     pub fn name_of(&self, mapping: &Mapping) -> String {
         let recorded = maps::strip_deleted(&mapping.path).0;
         let is_main = self.main.as_deref() == Some(recorded);
@@ -151,8 +151,7 @@ impl<'a> Files<'a> {
             sources.extend(self.by_debuginfod("debuginfo", &mapping.build_id));
         }
         if let Some(binary) = self.options.binary.filter(|_| is_main) {
-            // If the binary is not the file at the mapping's path, that file's deletion says
-            // nothing about it.
+            // The deletion of the mapped file says nothing about a binary elsewhere.
             let is_elsewhere = || binary.canonicalize().is_ok_and(|binary| binary != path);
             let deleted = deleted && !is_in_memory(path) && !is_elsewhere();
             sources.extend(self.check_file(binary, mapping, deleted, &mut refused));
@@ -190,8 +189,8 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// Returns true if the file at `path` is not the program, whose file the dump identifies
-    /// instead of a build id.
+    /// Returns true if the dump identifies the program's file, for lack of a build id, and the file
+    /// at `path` is another one.
     fn is_replaced(&self, path: &Path, mapping: &Mapping) -> bool {
         let is_identified = mapping.build_id.is_empty() && self.exe_file.is_some();
         is_identified && self.exe_file != FileIdentity::of(path)
@@ -337,7 +336,7 @@ impl<'a> Files<'a> {
     }
 }
 
-/// Gives the headers of the program itself to its debug files, if it was found.
+/// Gives the headers of the program itself to its debug files, if the program was found.
 fn attach_code(sources: &mut [Source]) {
     let code = sources.iter().find(|source| !source.debug);
     let Some(code) = code.map(|source| source.elf.clone()) else {

@@ -71,8 +71,8 @@ const HIDDEN_OUTSIDE: [Role; 5] = [
     Role::Interpreter,
 ];
 
-/// Roles hidden between Python frames, and outside if other native code is there: then it is shown
-/// with the start-up code that called it.
+/// Roles hidden between Python frames, and outside the outermost one if other native code is there,
+/// which is then shown with the start-up code that called it.
 const HIDDEN_BETWEEN: [Role; 4] = [
     Role::Trampoline,
     Role::Evaluation,
@@ -82,7 +82,7 @@ const HIDDEN_BETWEEN: [Role; 4] = [
 
 impl Role {
     /// Returns the kind of native code in the file `path`. `in_interpreter` is true if the file
-    /// contains the interpreter. `names` are several if functions were inlined.
+    /// contains the interpreter. `names` has several entries if functions were inlined.
     pub fn native<'a>(
         path: &Path,
         in_interpreter: bool,
@@ -125,7 +125,7 @@ pub enum FrameSelection {
 pub const NATIVE: &str = "[native]";
 
 /// Returns true if the program at `path` is named like a Python interpreter. Then its own code is
-/// treated as the interpreter's, even if that is in a library as well.
+/// treated as the interpreter's, even if a library contains the interpreter as well.
 pub fn is_called_python(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path != Path::new("") && name.starts_with("python")

@@ -104,8 +104,8 @@ pub fn symbolize(profile: &mut Profile, options: &Options) -> Vec<String> {
 }
 
 /// Returns true if a mapping refers to a file. Anonymous memory and the kernel's own mappings do
-/// not. A bare name counts, since some formats have no paths. A file in memory contains JIT code, unless it
-/// has a build id or is the program.
+/// not. A bare name counts, since some formats have no paths. A file in memory counts only if it
+/// has a build id or is the program; others contain JIT code.
 fn has_file(mapping: &Mapping, is_main: bool) -> bool {
     let path = mapping.path.to_string_lossy();
     let is_elf = is_main || !mapping.build_id.is_empty();
@@ -183,7 +183,7 @@ impl Lookup {
                 Some(frame) if frame.is_synthetic() => {
                     self.fallback.entry(location).or_insert(frames);
                 }
-                // Another of the module's files may have lines as well.
+                // Only a fallback: another of the module's files may have lines as well.
                 Some(_) if is_damaged => drop(self.fallback.insert(location, frames)),
                 Some(_) => {
                     names.add(location, &frames);

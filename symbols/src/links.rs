@@ -94,7 +94,7 @@ fn no_links_by_text(path: &Path) -> bool {
 }
 
 impl Link {
-    /// Returns at least all paths at which the library may look for the file.
+    /// Returns at least all paths at which blazesym may look for the file.
     fn candidates(&self, linking_file: &Path, directories: &[PathBuf]) -> Vec<PathBuf> {
         let canonical = linking_file.canonicalize();
         let linking_file = canonical.as_deref().unwrap_or(linking_file);

@@ -77,7 +77,8 @@ pub struct Code<'a> {
     pub function: &'a str,
     /// Source file; empty if unknown.
     pub file: &'a str,
-    /// True if the module is a [system library](is_system_library), whatever the function is called.
+    /// True if the module is a [system library](is_system_library), whatever the function is
+    /// called.
     pub is_system: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Rule cache, shared by all threads.
 //!
 //! Four-way set-associative, with one set per cache line. Each address has a preferred entry in its
-//! set. It is used if it is free, and is looked up first. An entry is a key (return address and
+//! set, which is used if it is free, and is looked up first. An entry is a key (return address and
 //! generation) and a rule. A writer claims an entry by replacing its key with `BUSY`, stores the
 //! rule, then stores the new key. A reader uses the rule only if it sees its own key both before
 //! and after. Within one generation, the rule of a key never changes, so it does no harm if the

@@ -2,10 +2,10 @@
 //!
 //! Goroutines have stacks of their own, so a function of Go that C calls runs on one of them:
 //! `runtime.cgocallback` leaves the thread's stack, on which C called it, and calls the function on
-//! the stack of the goroutine that had called C. It has a frame record, which stays on the thread's
-//! stack, and passes the frame pointer on. It is recognised by the code after its call, which
-//! prepares the way back; a step continues on the thread's stack by that record. The return address
-//! there must follow a call of this function.
+//! the stack of the goroutine that had called C. `cgocallback` has a frame record, which stays on
+//! the thread's stack, and passes the frame pointer on. It is recognised by the code after its
+//! call, which prepares the way back; a step continues on the thread's stack by that record. The
+//! return address in the record must follow a call of `cgocallback`.
 
 // Decision 89: from C to goroutines by the code after the call.
 use crate::Registers;
@@ -41,19 +41,19 @@ pub(crate) fn step<'a, A: Machine>(
     memory.move_to(at.fp).ok()?;
     let fp = memory.read(at.fp).ok()?;
     let ip = A::return_address(memory.read(at.fp.checked_add(8)?).ok()?);
-    // Modules of other processes know code only by this.
+    // Not `bytes_before`, which modules of other processes do not implement.
     let [before, ..] = module.code_around(ip)?;
     let Some(Target::Known(start)) = A::call(before, ip) else {
         return None;
     };
-    let is_callers = start < at.ip && at.ip - start <= MAX_DISTANCE;
+    let calls_this_function = start < at.ip && at.ip - start <= MAX_DISTANCE;
     let registers = Registers {
         ip,
         sp: at.fp.checked_add(bytes)?,
         fp,
     };
     let none = Word::default();
-    is_callers.then_some(Step::Caller {
+    calls_this_function.then_some(Step::Caller {
         registers,
         ra: none,
         fp: none,

@@ -217,7 +217,7 @@ impl<'a> Tables<'a> {
             .ok_or(Cause::NoRule)
     }
 
-    /// Returns the table row of the instruction at `pc`, and true if that is in a signal
+    /// Returns the table row of the instruction at `pc`, and true if the instruction is in a signal
     /// trampoline.
     pub(crate) fn row<'s>(
         &self,
@@ -268,7 +268,7 @@ fn eh_frame<'a, A: Machine>(frames: &Section<'a>) -> EhFrame<Bytes<'a>> {
     section
 }
 
-/// Returns the rule for a row, or [`Rule::SLOW`] if it does not fit into one.
+/// Returns the rule for a row, or [`Rule::SLOW`] if the row does not fit into a rule.
 fn pack<A: Machine>(row: &Row, section: &EhFrame<Bytes<'_>>) -> Rule {
     let ra = row.register(A::NUMBERS.ra);
     if is_outermost::<A>(row) {

@@ -305,7 +305,7 @@ impl Image {
     }
 
     /// Returns true if `bytes` bytes of code at `address` are in an executable segment and
-    /// readable. Programs may hide their code, which the program headers do not show.
+    /// readable. Programs may make their code unreadable; the program headers do not show that.
     fn has_code(&self, address: u64, bytes: u64) -> bool {
         let relative = address.wrapping_sub(self.bias);
         let holds = |s: &Segment| {

@@ -8,9 +8,9 @@
 //! - Rules are compiled when a return address is seen for the first time: the usual ones straight
 //!   from the table's bytes, the others through `gimli`. They are kept in a cache shared by all
 //!   threads ([`cache::RuleCache`]). A step by a cached rule takes about 5 ns.
-//! - If the outer frames are unchanged since the thread's last stack, each costs one or two
-//!   compares ([`walk::Walker`]). The result is the same as without that cache: an unwind is a pure
-//!   function of (ip, sp, fp) and the words it read, and those are compared.
+//! - Each thread's last stack is cached; a frame that is unchanged costs one or two compares
+//!   ([`walk::Walker`]). The cache does not change the result: an unwind is a pure function of (ip,
+//!   sp, fp) and the words it read, and those are compared.
 //! - A stack that was seen before, but not immediately before, is interned with one lookup
 //!   ([`seen::SeenStacks`]) instead of one per frame. In a series of such stacks, a frame costs
 //!   about 30 instructions.
@@ -30,8 +30,8 @@
 //! ABI, DWARF 5 §6.4, LSB `.eh_frame`). Only ip, sp and fp are followed. For the rare frame whose
 //! CFA depends on another register, the value is taken from an inner frame that saved it; if none
 //! did, the stack ends with [`Cause::Unsupported`]. Code without `.eh_frame` is unwound by the
-//! function's epilogue, if that follows the call, or by its frame record, if it has one that passes
-//! a check. Otherwise the stack ends there with [`Cause::NoRule`], or with [`Cause::NoModule`] if
+//! function's epilogue, if that follows the call, or by a frame record that passes a check.
+//! Otherwise the stack ends there with [`Cause::NoRule`], or with [`Cause::NoModule`] if
 //! the code is outside every module (JIT). Go calls C functions on the thread's stack; from there,
 //! the walk continues on the stack of the calling goroutine (`switch`). If C calls Go in turn, it
 //! continues on the thread's stack (`callback`).

@@ -11,7 +11,7 @@
 //! known to be readable. A process that has never had a second thread needs no futex, so its filter
 //! may forbid the call: see [`forbid`].
 //!
-//! A call takes about 0.25 µs for a readable page and 2 µs for another.
+//! A call takes about 0.25 µs for a readable page and 2 µs for an unreadable one.
 
 // Decision 09: the stack's bounds are probed.
 use core::sync::atomic::{AtomicBool, Ordering};

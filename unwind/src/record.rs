@@ -76,7 +76,7 @@ impl Caller {
 /// Steps from a frame by its record. Returns `None` if it has none that can be trusted.
 ///
 /// `is_chained` is true if the frame itself was found by the record of its callee. `caller`
-/// describes a return address; it returns `None` if no call leads there.
+/// describes a return address; it returns `None` if the code there cannot be read.
 pub(crate) fn step<A: Machine>(
     at: &Registers,
     is_chained: bool,
@@ -130,8 +130,8 @@ pub(crate) fn step<A: Machine>(
 }
 
 /// Returns the caller's stack pointer on machines where a record does not give it. `fp` is the
-/// caller's frame pointer, which points to its own record. If the stack pointer is computed from
-/// that record, it is checked in the same way as the first.
+/// caller's frame pointer, which points to the caller's own record. If the stack pointer is
+/// computed from that record, the record is checked like the first.
 fn sp_of_caller<A: Machine>(
     rule: Rule,
     low: u64,

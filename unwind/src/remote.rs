@@ -29,7 +29,8 @@ pub struct Unwound<'f> {
 
 /// Steps from the last frame to its caller.
 ///
-/// `module` returns the module that contains a return address, and `rules` the rule of one.
+/// `module` returns the module that contains a return address, and `rules` the rule of a return
+/// address.
 pub fn step<'a, M: Module<'a>>(
     unwound: &Unwound<'_>,
     module: impl Fn(u64) -> Option<M>,

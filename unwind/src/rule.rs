@@ -64,7 +64,7 @@ const CFA_LIMIT: i64 = 1 << 23;
 const SLOW: u64 = 0x40;
 /// Value in place of a [`Cause`] in the rule of frames that are called from another stack.
 const SWITCH: u64 = 0x41;
-/// Value in place of a [`Cause`] in the rule of frames whose record is on another stack.
+/// Value in place of a [`Cause`] in the rule of frames whose frame record is on another stack.
 const CALLBACK: u64 = 0x42;
 
 impl Rule {
@@ -79,8 +79,8 @@ impl Rule {
     /// [`Cause::Unsupported`] if that stack cannot be read.
     pub(crate) const SWITCH: Self = Self(((Kind::Failed as u64) << 56) | (SWITCH << 32));
 
-    /// Rule of a frame whose record is on the stack that it has left ([`crate::callback`]). Means
-    /// [`Cause::Unsupported`] if that stack cannot be read.
+    /// Rule of a frame whose frame record is on the stack that it has left ([`crate::callback`]).
+    /// Means [`Cause::Unsupported`] if that stack cannot be read.
     pub(crate) const CALLBACK: Self = Self(((Kind::Failed as u64) << 56) | (CALLBACK << 32));
 
     /// Rule of an address that cannot be looked up right now. Must never be cached, so that the
@@ -212,7 +212,7 @@ impl Rule {
         self == Self::SWITCH.with_instance(self.instance())
     }
 
-    /// Returns true if the frame's record is on another stack.
+    /// Returns true if the frame's frame record is on another stack.
     #[inline]
     pub(crate) fn is_callback(self) -> bool {
         self == Self::CALLBACK.with_instance(self.instance())
@@ -281,8 +281,8 @@ impl Rule {
     }
 
     /// Returns the stack pointer of a frame whose frame pointer `fp` points to its frame record.
-    /// `low` is the lowest value that it can have; it is returned if the rule does not need the
-    /// stack pointer. Returns `None` if the frame has no record by this rule.
+    /// `low` is the lowest possible stack pointer, returned if the rule does not need the exact
+    /// one. Returns `None` if the frame has no record by this rule.
     #[must_use]
     pub fn sp_of_record(self, low: u64, fp: u64) -> Option<u64> {
         match self.kind() {

@@ -141,7 +141,8 @@ impl<M: Memory> Memory for Interrupted<'_, M> {
 /// megabytes exist, but wild pointers point further away.
 const MAX_EXTENSION: u64 = 16 << 20;
 
-/// Maximum width in pages of a gap between two reads whose pages count against the read budget.
+/// Maximum width, in pages, of a gap between two reads that is charged to [`Budget::read`]. Wider
+/// gaps are charged to [`Budget::passed`].
 const SMALL_GAP: u64 = 8;
 
 /// Numbers of system calls that walks may still make: `read` for pages that are read, `passed` for
@@ -150,8 +151,7 @@ const SMALL_GAP: u64 = 8;
 /// The budget for pages that are read is refilled faster, because a stack is truncated when it is
 /// exhausted. Pages in gaps are probed only to keep the known part contiguous; when their budget is
 /// exhausted, the known part restarts after the gap, and the next walk starts without a cached
-/// stack. Both start with enough for a stack of 32 MiB, which is probed once if it turns out to be
-/// the thread's own.
+/// stack. Both start with enough for a stack of 32 MiB: the thread's own stack is probed only once.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
     read: u16,

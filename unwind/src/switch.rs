@@ -1,10 +1,10 @@
 //! Steps from code that was called from another stack.
 //!
 //! Goroutines have small stacks, so Go calls C on the thread's stack. `runtime.asmcgocall` switches
-//! to that stack, stores there the goroutine and how deep its own stack was, and calls. It has no
-//! unwind table and no frame record there. It is recognised by the code after its call, which
-//! switches back; a step does what that code would do. The resulting stack pointer must lie in the
-//! bounds of the goroutine's stack; otherwise the stack ends.
+//! to the thread's stack, stores there the goroutine and the depth of the goroutine's stack, and
+//! calls C. It has no unwind table, and no frame record on the thread's stack. It is recognised by
+//! the code after its call, which switches back; a step does what that code would do. The resulting
+//! stack pointer must lie in the bounds of the goroutine's stack; otherwise the stack ends.
 
 // Decision 89: from C to goroutines by the code after the call.
 use crate::Registers;

@@ -63,11 +63,11 @@ fn tagged(ip: u64, instance: u8) -> u64 {
     ip | (u64::from(instance) << ADDRESS_BITS)
 }
 
-/// Address for a step that cannot be validated by comparing words: see [`never`].
+/// Word that [`changed_word`] points to.
 static ALWAYS_ZERO: u64 = 0;
 
 /// Returns a word that always compares as changed, for a step that cannot be validated by comparing
-/// words: each walk takes it again.
+/// words, so that each walk takes the step again.
 fn changed_word() -> Word {
     Word {
         at: &raw const ALWAYS_ZERO as u64,
@@ -264,7 +264,7 @@ impl Walker {
     /// Like [`walk`](Self::walk), but adds the interpreter frames that `insert` finds.
     ///
     /// If `by_stack`, `insert` needs only the stack's words, not the native frames. It can then be
-    /// called before the walk, which makes the shortcuts possible.
+    /// called before the walk, so that the cached result or a quick walk may suffice.
     #[inline(never)]
     pub fn walk_with<'a, T: Tree>(
         &mut self,

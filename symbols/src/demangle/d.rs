@@ -112,7 +112,7 @@ impl Parser<'_> {
         let mut last = String::new();
         while self.is_at_name() {
             let part = self.name_part()?;
-            // A template and the function or type in it have one name in the source.
+            // An eponymous template and its member have one name in the source.
             let is_repeated = self.style == Style::Simple && part == last;
             last.clone_from(&part);
             if !part.is_empty() && !is_repeated {

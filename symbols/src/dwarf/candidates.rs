@@ -133,8 +133,8 @@ impl Candidates {
             .collect()
     }
 
-    /// Calls `look_up` for each unit, with all the addresses to look up in it. Begins with the first
-    /// candidate of each address; addresses that are not found are looked up in their next
+    /// Calls `look_up` for each unit, with all the addresses to look up in it. Begins with the
+    /// first candidate of each address; addresses that are not found are looked up in their next
     /// candidate.
     pub fn look_up_in_turn<T>(
         &self,

@@ -48,6 +48,7 @@ pub fn find(units: &Units, query: &UnitQuery, found: &mut [Option<Function>]) ->
         wanted,
         residency: &units.residency,
     };
+    // How to skip the entries of each abbreviation.
     let mut plans = Plans::new(&opened.abbreviations);
     search.find_by_start_addresses(&mut plans, &StartAddresses::new(query.ranges), found)?;
     // Types, namespaces and functions rarely contain functions that have addresses, so the
@@ -262,11 +263,12 @@ impl<'u, 'a> Search<'u, 'a> {
         found: &mut [Option<Function>],
     ) -> Result<()> {
         let function = walk.next_offset();
-        // Skips the function's own entry.
+        // Skips the function's own entry, which has depth 0.
         walk.next(plans, kind::FUNCTION, -1)?;
         // Depths of the enclosing calls.
         let mut enclosing: Vec<isize> = Vec::new();
         while let Some(entry) = walk.next(plans, kind::CALL | kind::FUNCTION, 0)? {
+            // Calls at the minimum depth since the last entry, or deeper, have ended.
             while enclosing
                 .last()
                 .is_some_and(|&call| call >= entry.min_depth)
@@ -274,7 +276,7 @@ impl<'u, 'a> Search<'u, 'a> {
                 enclosing.pop();
             }
             if entry.has_kind(kind::FUNCTION) {
-                // A nested function, whose calls are not those of the outer one.
+                // Skips a nested function: its calls are not those of the outer one.
                 walk.next(plans, 0, entry.depth)?;
                 continue;
             }

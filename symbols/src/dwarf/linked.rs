@@ -2,7 +2,7 @@
 //!
 //! gcc writes no linkage name for functions with internal linkage: `static` functions, lambdas, and
 //! methods of classes in anonymous namespaces; rustc none at all with `debug = "line-tables-only"`.
-//! Their symbols have it, unless the file was stripped of them.
+//! Their symbols have it, unless the file is stripped.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -98,8 +98,8 @@ fn without_suffix(symbol: &str) -> &str {
     &symbol[..end.unwrap_or(symbol.len())]
 }
 
-/// Finds the end of a name as Rust mangled it before its version 0, with a hash at its end. Such
-/// names have dots inside.
+/// Finds the end of a name in Rust's legacy mangling, which ends with a hash. Such names have dots
+/// inside.
 fn end_of_hash(symbol: &str) -> Option<usize> {
     const DIGITS: usize = 16;
     let start = symbol.rfind("17h")? + "17h".len();

@@ -3,8 +3,7 @@
 //! Most entries are irrelevant, and most attributes have a size that follows from the abbreviation.
 //! So a plan is computed once per abbreviation: skipping an entry then takes an addition, and a
 //! look at each attribute of variable size. A plan also has the offsets of an entry's addresses and
-//! of its sibling reference. Attribute forms that compilers hardly ever use there are left to
-//! gimli.
+//! of its sibling reference. Attribute forms that compilers hardly ever use are left to gimli.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -245,8 +244,8 @@ impl FunctionCode {
         }
     }
 
-    /// Returns the entry whose address is at `at`, if the bytes before it are this
-    /// abbreviation's.
+    /// Returns the entry whose start address is at offset `at`, if the bytes before the address are
+    /// this abbreviation's.
     pub fn entry(&self, bytes: &[u8], at: usize) -> Option<FoundEntry> {
         let attributes = at.checked_sub(self.range.begin)?;
         let offset = attributes.checked_sub(self.code_length)?;

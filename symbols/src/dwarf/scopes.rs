@@ -1,8 +1,8 @@
 //! Finds the scopes that qualify the name of a function.
 //!
 //! Functions with internal linkage have no linkage name, only an unqualified one such as `run`.
-//! Entries do not refer to their parents, so the unit is walked through up to them: once for all
-//! names, skipping the children of entries with a sibling reference where possible.
+//! Entries do not refer to their parents, so a unit is walked from its start: once for all names,
+//! skipping the children of entries with a sibling reference where possible.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -115,7 +115,7 @@ fn find_scopes(
         {
             ancestors.pop();
         }
-        // Offsets before this entry are not those of entries.
+        // Drops offsets at which no such entry begins.
         while wanted.next_if(|&offset| offset < entry.offset).is_some() {}
         if let Some(offset) = wanted.next_if(|&offset| offset == entry.offset) {
             let die = Die {

@@ -46,7 +46,7 @@ pub struct Units<'a> {
     /// Split units, which contain the rest of a skeleton's debug information, by the number of the
     /// skeleton.
     split: HashMap<usize, SplitUnit<'a>>,
-    /// Parsed units. Of a skeleton's number, both units may have been parsed.
+    /// Parsed units: by a skeleton's number, the skeleton, its split unit or both.
     parsed: RefCell<HashMap<UnitKey, ParsedUnit<'a>>>,
     /// Names by entry.
     names: RefCell<HashMap<Die, Rc<str>>>,

@@ -100,7 +100,7 @@ impl<'w, 'a> Walk<'w, 'a> {
     }
 
     /// Returns the next entry that has one of the flags `kinds`. Stops at the first entry whose
-    /// depth is not greater than `stop_depth`.
+    /// depth is not greater than `stop_depth` (`isize::MIN`: walks to the end of the unit).
     pub fn next<'u>(
         &mut self,
         plans: &mut Plans<'u>,

@@ -128,6 +128,8 @@ impl Machine for Aarch64 {
     fn switch(code: &[u8]) -> Option<Switch> {
         /// `bl` without its distance.
         const CALL: u32 = 0x9400_0000;
+        // `asmcgocall` has two calls: the first after leaving the goroutine's stack, the second if
+        // it was on the thread's stack already.
         let (words, _) = code.as_chunks::<4>();
         let mut words = words.iter().map(|word| u32::from_le_bytes(*word));
         let mut next = || words.next();
@@ -153,8 +155,8 @@ impl Machine for Aarch64 {
             _ => None,
         }?;
         // The return address is at the bottom of the frame, and the saved frame pointer one word
-        // below it. The caller's frame is laid out likewise: its record begins one word below its
-        // stack pointer.
+        // below it. The caller's frame is laid out likewise: its frame record begins one word
+        // below its stack pointer.
         Some(Switch {
             goroutine,
             depth: 8,
@@ -183,7 +185,7 @@ impl Machine for Aarch64 {
         let add = words.next()?;
         let is_stored = add & 0xffc0_03ff == 0x9100_0084 && words.next()? == 0xf900_1f84;
         let frame = u64::from((add >> 10) & 0xfff);
-        // The record begins one word below the frame.
+        // The frame record begins one word below the frame.
         (is_moved && is_stored).then_some(8 + frame)
     }
 

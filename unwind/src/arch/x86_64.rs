@@ -7,8 +7,8 @@ use gimli::{Register, Vendor};
 #[derive(Clone, Copy, Debug)]
 pub struct X86_64;
 
-/// Number of registers that a function must keep, other than the stack pointer (psABI 3.2.3).
-const KEPT_REGISTERS: usize = 6;
+/// Number of callee-saved registers, other than the stack pointer (psABI 3.2.3).
+const CALLEE_SAVED: usize = 6;
 
 impl Machine for X86_64 {
     const NUMBERS: Numbers = Numbers {
@@ -61,9 +61,9 @@ impl Machine for X86_64 {
                     let cfa = popped + 8;
                     // The stack is aligned to 16 bytes at a call (psABI 3.2.2), so a function that
                     // makes a call has moved the stack pointer by 8 plus a multiple of 16.
-                    // Go's functions need not keep that, and the one that C calls loads all that C
-                    // wants back.
-                    let is_whole = popped > 0 && (cfa % 16 == 0 || loaded == KEPT_REGISTERS);
+                    // Go's functions need not keep to that. `crosscall2`, which C calls, loads all
+                    // callee-saved registers.
+                    let is_whole = popped > 0 && (cfa % 16 == 0 || loaded == CALLEE_SAVED);
                     return is_whole.then_some(Epilogue {
                         by_fp: false,
                         cfa,
@@ -80,7 +80,7 @@ impl Machine for X86_64 {
                         fp: Some(-16),
                     });
                 }
-                // mov n(%rsp) to %rbx, %rbp or %r12 to %r15, which functions keep.
+                // mov n(%rsp) to %rbx, %rbp or %r12 to %r15, which are callee-saved.
                 [0x48, 0x8b, 0x1c, 0x24, ..] => {
                     loaded += 1;
                     4
@@ -205,8 +205,8 @@ impl Machine for X86_64 {
         };
         let code = code.strip_prefix(&[0x64, 0x48, 0x8b, 0x31]).unwrap_or(code);
         // mov %rsp, %rdi; add %rax, %rdi; mov -8(%rdi), %rbx; mov %rbx, 0x40(%rsi); mov %rdi,
-        // 0x38(%rsi). The goroutine's stack pointer is above a frame like that on the thread's
-        // stack, and the return address is the last word of it.
+        // 0x38(%rsi). %rdi is the end of the frame on the goroutine's stack, whose last word is the
+        // return address. The frame on the thread's stack has the same layout.
         let rest = code.strip_prefix(&[
             0x48, 0x89, 0xe7, 0x48, 0x01, 0xc7, 0x48, 0x8b, 0x5f, 0xf8, 0x48, 0x89, 0x5e, 0x40,
             0x48, 0x89, 0x7e, 0x38,

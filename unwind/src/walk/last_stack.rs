@@ -351,7 +351,8 @@ impl LastStack {
         true
     }
 
-    /// Forgets the nodes of all frames: if one has a node, so do all its outer frames.
+    /// Forgets the nodes of all frames. Stops at the first frame without a node, since no frame
+    /// further in has one.
     pub(super) fn forget_nodes(&mut self) {
         for index in (self.begin..self.end).rev() {
             if core::mem::take(&mut self.frame_mut(index).node) == 0 {

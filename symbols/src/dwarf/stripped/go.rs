@@ -8,22 +8,24 @@ use std::rc::Rc;
 
 use super::super::image::{Image, Section, number};
 
-/// Names of the section: of position-dependent programs, of position-independent ones, and of those
-/// linked by another linker than Go's (programs with C), whose third section has the table inside.
+/// Sections that may hold the table: in position-dependent programs, in position-independent ones,
+/// and in those linked by another linker than Go's (programs with C), where the table is only a
+/// part of the section.
 const SECTIONS: [&str; 3] = [".gopclntab", ".data.rel.ro.gopclntab", ".data.rel.ro"];
-/// Sections that may hold the description of the module, newer programs' first.
+/// Sections that may hold the description of the module (`runtime.moduledata`), newer programs'
+/// first.
 const MODULES: [&str; 4] = [".go.module", ".noptrdata", ".data", ".data.rel.ro"];
 /// Alignment of the table and of the module's description, in bytes.
 const ALIGNMENT: usize = 8;
 /// Offset of the address of the code in the module's description.
 const MODULE_TEXT: u64 = 176;
-/// First bytes of the table, as a number, from Go 1.16 on.
+/// Magic number from Go 1.16 on.
 const GO_1_16: u64 = 0xffff_fffa;
 /// Magic number from Go 1.18 on.
 const GO_1_18: u64 = 0xffff_fff0;
 /// Magic number from Go 1.20 on.
 const GO_1_20: u64 = 0xffff_fff1;
-/// Size of the words before the offsets in the table's header, in bytes.
+/// Offset of the first word in the table's header.
 const HEAD: usize = 8;
 /// Size of a word, in bytes.
 const WORD: usize = 8;
@@ -37,7 +39,7 @@ const RELOCATION: usize = 24;
 /// A program's table.
 struct Table<'i> {
     bytes: &'i [u8],
-    /// Address to which those of the functions are relative.
+    /// Address of the code; the functions' addresses are relative to it.
     text: u64,
     /// Size of an address in the table, in bytes.
     width: usize,
@@ -89,8 +91,8 @@ impl<'i> Table<'i> {
 
     /// Parses the table at an address.
     fn parse(image: &Image, address: u64, bytes: &'i [u8]) -> Option<Self> {
-        // The words: number of functions, number of files, then offsets of the parts, before which
-        // newer tables have the address of the code.
+        // The header's words: number of functions, number of files, since Go 1.18 the address of
+        // the code, then the offsets of the table's parts.
         let word = |index: usize| number(bytes, HEAD + index * WORD, WORD);
         let offset = |index: usize| usize::try_from(word(index)?).ok();
         let (extra_words, width) = match number(bytes, 0, 4)? {
@@ -119,8 +121,8 @@ impl<'i> Table<'i> {
         })
     }
 
-    /// Returns a field of entry `index` in the list of functions: 0 is the function's address, 1 the
-    /// offset of its record. The last entry has only an address, the end of the code.
+    /// Returns a field of entry `index` in the list of functions: 0 is the function's address, 1
+    /// the offset of its record. The last entry has only an address, the end of the code.
     fn field(&self, index: usize, field: usize) -> Option<u64> {
         let at = index.checked_mul(2)?.checked_add(field)?;
         let at = self
