@@ -1,7 +1,7 @@
 //! Header before each sampled object, with what `free` needs to know.
 //!
-//! For layout, contents and checksums see [`shm_protocol::header`]. An extension is present if the
-//! object is aligned to more than 16 bytes, or has 128 KiB or more.
+//! For layout, contents and checksums see [`shm_protocol::header`]. The header has an extension if
+//! the object is aligned to more than 16 bytes, or has 128 KiB or more.
 //!
 //! An object that fills a size class of 1 to 14 KiB, a multiple of 1 KiB, has its header in a table
 //! instead ([`crate::headers`]), and begins where its allocation does.
@@ -165,14 +165,14 @@ static USABLE: [u16; MAX_KNOWN / STEP + 1] = {
     let mut at = 0;
     while at < usable.len() {
         let bytes = at * STEP;
-        let alone = class_of(bytes);
-        let both = class_of(bytes + HEADER) - HEADER;
+        let class = class_of(bytes);
+        let beside_header = class_of(bytes + HEADER) - HEADER;
         let size = if is_in_table(bytes, false) {
-            alone | IN_TABLE
-        } else if both > 0 && both < alone {
-            both
+            class | IN_TABLE
+        } else if beside_header > 0 && beside_header < class {
+            beside_header
         } else {
-            alone
+            class
         };
         usable[at] = size as u16;
         at += 1;

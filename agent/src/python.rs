@@ -84,7 +84,7 @@ fn with_library_loaded<'a>(
     }
 }
 
-/// Returns what the frames of an epoch are recorded in.
+/// Returns the session in which the frames of an epoch are recorded.
 fn session<'a>(epoch: &'a Epoch, process: &'a Process<'a>) -> Session<'a> {
     Session {
         number: epoch.session,
@@ -93,7 +93,7 @@ fn session<'a>(epoch: &'a Epoch, process: &'a Process<'a>) -> Session<'a> {
     }
 }
 
-/// This process, in an epoch.
+/// Host of the interpreter: this process in one epoch.
 struct Process<'a>(&'a Epoch);
 
 impl Host for Process<'_> {

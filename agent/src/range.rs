@@ -114,7 +114,7 @@ pub fn jemalloc_page() -> usize {
 /// Returns the addresses by which a reader outside the process finds all objects. With `is_system`,
 /// the program keeps its own allocator, and only sampled objects are found.
 pub fn globals(is_system: bool) -> HeapGlobals {
-    // Not read by `mallctl`, whose first call allocates megabytes.
+    // The page size is not read by `mallctl`, whose first call allocates megabytes.
     let page = if !is_system {
         // SAFETY: the size is not 0. The call initialises jemalloc, which fills the table.
         unsafe {
@@ -269,8 +269,7 @@ pub fn shrink(address_space: u64) {
     }
 }
 
-/// Limits sampled objects to a small part of the process's writable memory, which is limited to
-/// `bytes`.
+/// Limits sampled objects to a small part of `bytes`, the process's limit of writable memory.
 #[cold]
 #[cfg_attr(test, allow(dead_code))]
 pub fn limit_data(bytes: u64) {
@@ -482,7 +481,7 @@ pub enum OutsideRange {
     /// There is no range, or no room in it.
     Exhausted,
     /// jemalloc allocated from its first arena, whatever the flags say. It does so once it has
-    /// freed its data of an exiting thread (later destructors may still allocate), and in a thread
+    /// freed its data for an exiting thread (later destructors may still allocate), and in a thread
     /// that has interrupted jemalloc itself.
     Elsewhere,
 }

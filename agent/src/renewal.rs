@@ -1,4 +1,4 @@
-//! Gives the memory of freed large objects to its next user as new pages.
+//! Replaces the pages of a freed large object by new ones before its memory is reused.
 //!
 //! A program may change how the pages of its objects behave: by `madvise` (`MADV_DONTFORK`,
 //! `MADV_WIPEONFORK`), `mprotect`, `mlock` or `mbind`, or by mapping a file over them. glibc maps
@@ -12,7 +12,8 @@
 //! system call. glibc takes memory of objects below the threshold from its heap, and reuses it as
 //! its last owner left it; so does jemalloc.
 //!
-//! Memory that jemalloc returns by decay is replaced, too, in pieces of at least 128 KiB.
+//! Memory that jemalloc returns to the system by decay is replaced, too, in pieces of at least 128
+//! KiB.
 //!
 //! Memory of arenas with hooks that the program installed is left to these hooks. In a process with
 //! a seccomp filter, pages are reused as they are.

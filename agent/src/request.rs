@@ -134,7 +134,7 @@ fn pause(ns: libc::c_long) {
     unsafe { libc::nanosleep(&pause, null_mut()) };
 }
 
-/// Guard that allows one request of the process at a time: two checks would interfere with each
+/// Guard that allows the process one request at a time: two requests would interfere with each
 /// other. A function that the program calls may wait for the lock; an allocation must not.
 struct RequestLock {
     is_taken: bool,

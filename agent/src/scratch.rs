@@ -2,9 +2,9 @@
 //!
 //! Registers are roots of the search, and so is the stack, including what our functions have
 //! reserved but not written. A program that requests a check keeps nothing there across the call,
-//! but stale copies of pointers would hide leaks. The C library's `memcpy` uses vector registers,
-//! on some processors such that hardly any other code overwrites, and the loader saves all of them
-//! on the stack when it binds a function at its first call.
+//! but stale copies of pointers would hide leaks. The C library's `memcpy` leaves them in vector
+//! registers, on some processors in ones that hardly any other code overwrites. The loader saves
+//! all vector registers on the stack when it binds a function at its first call.
 
 /// Number of bytes of the stack that are cleared: the loader needs up to 2.7 KiB for the registers.
 pub const CLEARED_BYTES: usize = 3584;

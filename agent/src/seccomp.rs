@@ -121,7 +121,8 @@ pub fn record_installation() {
     STATE.store(INSTALLED, Ordering::Relaxed);
     sys::record_filter();
     if is_single_threaded() {
-        // The C library's `malloc` makes no `futex` call in a process with one thread either.
+        // The probe makes a `futex` call. The C library's `malloc` makes none in a process with one
+        // thread, so the filter may not allow it.
         probe::forbid();
     }
 }

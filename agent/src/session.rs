@@ -59,7 +59,8 @@ unsafe impl Sync for ControlView {}
 /// [`FIRST_EPOCH`].
 ///
 /// The view is in a section of its own, before the other variables (`lib.rs`). If it lay between
-/// those that an idle process writes, they would take two pages, which have 64 KiB on some machines.
+/// the variables that an idle process writes, these would be on two pages instead of one. A page
+/// has 64 KiB on some machines.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_control"))]
 pub static CONTROL: ControlView = ControlView(UnsafeCell::new({
     let mut view = [0; VIEW_BYTES];
@@ -252,7 +253,7 @@ pub struct Epoch {
     pub published_deadline_ns: u64,
     /// First tick of the session, by this process's clock.
     pub start_tick: u32,
-    /// InitialSession of the session as published, in ns of the machine's clock.
+    /// Start of the session as published, in ns of the machine's clock.
     pub published_start_ns: u64,
     /// Maximum address space for sampled objects, in bytes; 0: no limit.
     pub range_limit: u64,
@@ -381,9 +382,9 @@ pub fn grow(epoch: &Epoch, tries: &mut u8) -> bool {
     }
 }
 
-/// Looks up a record by `find`, and reserves more of the bank while there is no room for it. A free by
-/// another thread than the allocating one may need a new record: without one it would be lost, and the
-/// object would seem to live.
+/// Looks up a record by `find`, and reserves more of the bank while there is no room for it. If a
+/// thread frees another thread's object, it may need a record of its own. Without a record, the
+/// free would be lost, and the object would seem to live.
 #[cold]
 pub fn with_room(epoch: &Epoch, find: impl Fn() -> RecordId) -> RecordId {
     let mut tries = 0;
@@ -496,7 +497,7 @@ pub fn is_current(epoch: &Epoch) -> bool {
     Setting::is_current(control(), epoch.number, epoch.session, deadline_ns)
 }
 
-/// Records the time of the process's exit. What is allocated until then has its ages at that time.
+/// Records the time of the process's exit. Ages of live objects are relative to it.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn record_exit(status: &Status) {
     status

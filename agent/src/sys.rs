@@ -18,11 +18,11 @@ pub const PAGE: usize = if cfg!(target_arch = "aarch64") {
 };
 
 unsafe extern "C" {
-    /// syscall(2), as the C library's. `libc::syscall` is the function that the agent exports,
-    /// which passes calls on to a library that replaces it.
+    /// syscall(2), which only makes the system call. `libc::syscall` is the function that the agent
+    /// exports, which passes calls on to any library that replaces it.
     #[link_name = "__wrap_syscall"]
     pub fn syscall(number: c_long, ...) -> c_long;
-    /// dlsym(3) of the loader, likewise.
+    /// dlsym(3) of the loader. `libc::dlsym` is exported by the agent, too.
     #[link_name = "__wrap_dlsym"]
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
 }
@@ -381,8 +381,8 @@ pub unsafe fn cover(at: *mut c_void, bytes: usize) -> bool {
     unsafe { libc::mmap(at, bytes, access, flags, -1, 0) != libc::MAP_FAILED }
 }
 
-/// Unmaps memory that is not jemalloc's, whose returns `wrapped.rs` counts. Returns false if that
-/// fails. Changes `errno`.
+/// Unmaps memory that is not jemalloc's: `libc::munmap` is replaced by `wrapped.rs`, which counts
+/// what jemalloc returns. Returns false if that fails. Changes `errno`.
 ///
 /// # Safety
 /// Nobody uses the memory any more.

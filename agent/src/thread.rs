@@ -493,7 +493,7 @@ impl Thread {
 /// entries.
 const CLASS_STRIDE: u32 = 37;
 
-/// Returns the key of a record in a thread's cache: nodes have 24 bits, size classes 7.
+/// Returns the key of a record in a thread's cache: nodes have 24 bits, size classes 8.
 #[inline]
 fn cache_key(leaf: NodeId, class: u32) -> u32 {
     const { assert!(tree::MAX_NODES < 1 << 24 && CPU_CLASS < 1 << 8) };
@@ -586,7 +586,7 @@ pub fn make(limit: u64) -> *mut Thread {
         // SAFETY: mapped, and used by this thread alone.
         unsafe { (*thread).orphan_of = orphan_of };
         if orphan_of == 0 || !orphans::add(orphaned, thread) {
-            keep_or_unmap(thread);
+            keep_or_release(thread);
             return null_mut();
         }
     }
@@ -660,12 +660,12 @@ unsafe extern "C" fn release_memory(value: *mut c_void) {
         timers::end_in_thread();
         (*local).busy = 0;
     }
-    keep_or_unmap(thread);
+    keep_or_release(thread);
     crate::sys::set_errno(saved);
 }
 
 /// Keeps a slot for the next thread, or releases it if enough are kept. Changes `errno`.
-fn keep_or_unmap(thread: *mut Thread) {
+fn keep_or_release(thread: *mut Thread) {
     let claim = |slot: &AtomicPtr<Thread>| {
         slot.compare_exchange(null_mut(), thread, Ordering::Release, Ordering::Relaxed)
             .is_ok()

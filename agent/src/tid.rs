@@ -35,13 +35,13 @@ fn field() -> Option<i64> {
     is_plausible.then_some(i64::from(field.offset))
 }
 
-/// Returns the offset of the thread descriptor from the thread pointer, where it begins.
+/// Returns the offset of the thread descriptor from the thread pointer, at which it begins.
 #[cfg(target_arch = "x86_64")]
 fn descriptor() -> Option<i64> {
     Some(0)
 }
 
-/// Returns the offset of the thread descriptor from the thread pointer, where it ends.
+/// Returns the offset of the thread descriptor from the thread pointer, at which it ends.
 #[cfg(target_arch = "aarch64")]
 fn descriptor() -> Option<i64> {
     let size = sys::symbol(c"_thread_db_sizeof_pthread").cast::<u32>();

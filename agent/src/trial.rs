@@ -11,9 +11,9 @@ use sampling::Gaps;
 const SAMPLES_PER_TRIAL: u32 = 32;
 /// Maximum time of a trial, in ns. Longer ones are discarded: the thread was suspended.
 const MAX_TRIAL_NS: u64 = 40_000;
-/// Ratio of the interval to the maximum size of an object in a trial. Larger objects are sampled
+/// Minimum ratio of the interval to the size of an object in a trial. Larger objects are sampled
 /// with near certainty, so their samples must not be skipped.
-const MAX_OBJECT_PART: f64 = 8.0;
+const MIN_INTERVAL_RATIO: f64 = 8.0;
 
 /// Bytes that a thread allocates in a trial; 0 while not known.
 pub static LENGTH_BYTES: AtomicU64 = AtomicU64::new(0);
@@ -110,7 +110,7 @@ impl Trial {
         self.samples_left = SAMPLES_PER_TRIAL;
         let length = LENGTH_BYTES.load(Ordering::Relaxed) as i64;
         // With an interval of 1, every allocation is sampled.
-        let is_small = bytes as f64 * MAX_OBJECT_PART < interval;
+        let is_small = bytes as f64 * MIN_INTERVAL_RATIO < interval;
         if length <= 0 || !is_small || interval <= 1.0 || self.is_running() {
             return Kind::Plain;
         }

@@ -41,12 +41,12 @@ unsafe extern "C" {
     ) -> *mut c_void;
 }
 
-/// Bytes that are zeroed if one of them is not zero: the smallest page.
+/// Size in bytes of the units that are zeroed if one of their bytes is not zero: the smallest page.
 const UNIT: usize = 4096;
 
-/// Replaces jemalloc's `arena_palloc`, which allocates an aligned object. To zero one of a small
-/// size class, jemalloc would write to all of it; of a large one, it knows whether its memory is
-/// new.
+/// Replaces jemalloc's `arena_palloc`, which allocates an aligned object. jemalloc zeroes an object
+/// of a small size class by writing to all of it. For a large object, it knows whether the memory
+/// is new.
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_arena_palloc(
@@ -58,14 +58,14 @@ unsafe extern "C" fn __wrap__rjem_je_arena_palloc(
     is_small: bool,
     cache: *mut c_void,
 ) -> *mut c_void {
-    let is_read = zero && is_small && size > UNIT;
-    let zero = zero && !is_read;
+    let must_clear = zero && is_small && size > UNIT;
+    let zero = zero && !must_clear;
     // SAFETY: passes jemalloc's arguments on to its own function.
     let object =
         unsafe { __real__rjem_je_arena_palloc(thread, arena, size, align, zero, is_small, cache) };
-    if is_read && !object.is_null() {
-        // SAFETY: a new object of this size, which is a multiple of eight as all sizes of classes
-        // above eight bytes, and whose address no other thread has.
+    if must_clear && !object.is_null() {
+        // SAFETY: a new object, whose address no other thread has. Its size is a multiple of eight,
+        // like all size classes above eight bytes.
         unsafe { clear(object.cast(), size / size_of::<u64>()) };
     }
     object
@@ -78,15 +78,15 @@ unsafe extern "C" fn __wrap__rjem_je_arena_palloc(
 unsafe extern "C" fn __wrap__rjem_je_eset_init(set: *mut c_void, state: c_int) {
     // SAFETY: an `int` of jemalloc's, which only its initialisation writes.
     let is_initialised = unsafe { &INIT_STATE }.load(Ordering::Relaxed) == INITIALISED;
-    // Until then, all of jemalloc's memory is newly mapped. Later arenas may have the program's
-    // hooks, which may return memory that is not zero.
+    // Before initialisation ends, all of jemalloc's memory is newly mapped. Later arenas may have
+    // the program's hooks, which may return memory that is not zero.
     if is_initialised {
         // SAFETY: passes jemalloc's arguments on unchanged.
         unsafe { __real__rjem_je_eset_init(set, state) };
     }
 }
 
-/// Zeroes words, unit by unit, where they are not zero.
+/// Zeroes words. Does not write to a [`UNIT`] that is all zeros.
 ///
 /// # Safety
 /// The words are mapped, and only the caller's.

@@ -1,9 +1,10 @@
 //! Makes long arrows straight by placing several items of an arrow on one vertical axis.
 //!
-//! All inner items of a chain share one axis, so a long arrow is one straight line with a bend at
-//! either end. A chain is cut into several axes where straight chains are impossible (of two chains
-//! that cross between inner rows, each would have to be left of the other), or where they would
-//! make the picture too wide.
+//! The items of an arrow (wire), from one box to the other, form a chain. All inner items of a
+//! chain share one axis, so a long arrow is one straight line with a bend at either end. A chain is
+//! cut into several axes where straight chains are impossible (of two chains that cross between
+//! inner rows, each would have to be left of the other), or where they would make the picture too
+//! wide.
 
 use crate::layers::{Item, Kind, Layered, Wire};
 use crate::simplex::Constraint;

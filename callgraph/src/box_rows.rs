@@ -1,8 +1,8 @@
 //! The rows of boxes, without the rows of labels between them, for `order`. Builds initial orders,
 //! and converts an order back into the layered form.
 //!
-//! A row of boxes also has the bends of the wires (arrows) that pass through it. A wire's items, from
-//! one box to the other, form a chain; two neighbours in a chain are linked.
+//! A row of boxes also has the bends of the wires (arrows) that pass through it. A wire's items,
+//! from one box to the other, form a chain; two neighbours in a chain are linked.
 
 use crate::layers::{Kind, Layered};
 
@@ -12,7 +12,7 @@ const GAP: f64 = 12.0;
 /// Index of the row above, in pairs of data for the two rows next to a row.
 pub const ABOVE: usize = 0;
 
-/// Index of the row below in such pairs.
+/// Index of the row below in pairs of data, like [`ABOVE`].
 pub const BELOW: usize = 1;
 
 /// Items of each row, from left to right.

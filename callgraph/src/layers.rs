@@ -38,7 +38,7 @@ pub enum Kind {
     Bend(usize),
 }
 
-/// An item of a row. Extends from `left` before its axis to `right` after it.
+/// An item of a row. Its vertical axis is the centre line of a box, or the wire of a label or bend.
 #[derive(Clone, Debug)]
 pub struct Item {
     /// Kind of the item.

@@ -372,8 +372,8 @@ fn loop_reach(index: usize) -> f64 {
     LOOP_WIDTH + LOOP_STEP * index as f64
 }
 
-/// Returns a self-loop at the right side of a box. Its ends are `half` above and below the middle of
-/// the side.
+/// Returns a self-loop at the right side of a box. Its ends are `half` above and below the middle
+/// of the side.
 fn loop_curve(area: &Rect, reach: f64, half: f64) -> Vec<Cubic> {
     let x = area.right();
     let y = area.y + area.h / 2.0;

@@ -1,13 +1,13 @@
 //! Orders the items of each row with few crossings.
 //!
 //! Rows of boxes alternate with rows of wires. In a row of wires, every wire has exactly one item,
-//! which can be placed wherever the wire passes. So only the rows of boxes (with the wires that pass
-//! through them) are ordered; the rows between them follow without adding a crossing.
+//! which can be placed wherever the wire passes. So only the rows of boxes (with the wires that
+//! pass through them) are ordered; the rows between them follow without adding a crossing.
 //!
-//! Makes sweeps by medians and means, each followed by exchanges of neighbours. The result depends a
-//! lot on the initial order, so many starts are made: first from the orders of two depth-first
-//! searches, then from random ones as long as the budget lasts. Finally tries every item at every
-//! position of its row.
+//! An order is improved in sweeps by medians and means, each followed by exchanges of neighbours.
+//! The result depends a lot on the initial order, so many starts are made: first from the orders of
+//! two depth-first searches, then from random ones as long as the budget lasts. Finally tries every
+//! item at every position of its row.
 //!
 //! Neighbours are next to each other in a row; linked items are in adjacent rows, on the sides
 //! [`ABOVE`] and [`BELOW`].

@@ -47,8 +47,8 @@ pub fn assign(layered: &Layered, wires: &[Wire]) -> Positions {
 /// Spreads the wires over the bottom and top sides of each box, in the order of their other ends.
 fn ports(layered: &Layered, wires: &[Wire]) -> Vec<[f64; 2]> {
     let mut ports = vec![[0.0; 2]; wires.len()];
-    // Of the items linked to a box, each belongs to one wire: at its upper box the first item
-    // between the boxes, at its lower box the last one.
+    // Each item that is linked to a box belongs to one wire. It is the wire's first item below its
+    // upper box, or its last item above its lower box.
     let mut upper = HashMap::new();
     let mut lower = HashMap::new();
     for (wire, chain) in layered.chains.iter().enumerate() {

@@ -1,5 +1,7 @@
 //! Assigns vertical coordinates and draws the curves of the arrows.
 //!
+//! The items of an arrow (wire), from one box to the other, form a chain.
+//!
 //! A row is a horizontal band. Inside a band a wire runs straight down at its own x coordinate,
 //! which the layout keeps free. Between bands, where nothing else is drawn, it bends from one
 //! coordinate to the next with vertical ends. So no wire can touch an unrelated box or label, and

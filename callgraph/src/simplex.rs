@@ -27,7 +27,7 @@ pub struct Constraint {
 }
 
 const NONE: usize = usize::MAX;
-/// Number of tree edges with negative cut values of which the lowest one leaves the tree.
+/// Number of negative cut values that are compared; the edge with the lowest one leaves the tree.
 const SEARCH_SIZE: usize = 30;
 
 /// Solves for `x` in at most `max_pivots` pivots. Starts from `start`, which must be feasible.
@@ -138,8 +138,8 @@ impl<'a> Simplex<'a> {
         best
     }
 
-    /// Returns the edge with the least slack of those that reconnect the tree without the leaving
-    /// edge, in the opposite direction.
+    /// Returns the edge that replaces the leaving one: of those that connect the same two parts of
+    /// the tree in the opposite direction, the edge with the least slack.
     fn find_entering(&self, leaving: usize) -> Option<usize> {
         let top = self.lower_end(leaving);
         let tail_below = self.constraints[leaving].tail == top;

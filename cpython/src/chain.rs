@@ -1,9 +1,9 @@
 //! Walks over the Python frames of a thread, beginning at its thread state.
 //!
 //! CPython links frames in three ways (see [`Style`]): by the frame objects, by records
-//! (`_PyCFrame`), or by entry frames on the native stack. And an interpreter frame has to be put next
-//! to the native frame that runs it. Each way has its own loop here. How memory is read and
-//! checked, and where the frames are stored, is up to the [`Thread`].
+//! (`_PyCFrame`), or by entry frames on the native stack. Each way has its own loop here, which
+//! also finds the native frame that runs each interpreter frame. How memory is read and checked,
+//! and where the frames are stored, is up to the [`Thread`].
 
 use crate::layout::{Layout, MAX_INSTRUCTION, OWNED_BY_NATIVE, Style};
 
@@ -150,8 +150,8 @@ fn follow_records(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result
     Ok(())
 }
 
-/// Walks over one list of frames. After the frames that a native frame runs, the list has the native
-/// frame's entry frame, which lies on the native stack and is not shown.
+/// Walks over one list of frames. After the frames that a native frame runs, the list has the
+/// native frame's entry frame, which lies on the native stack and is not shown.
 #[inline(always)]
 fn follow_entries(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
     let mut at = top;

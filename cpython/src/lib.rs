@@ -1,6 +1,7 @@
 //! Data structures of CPython 3.8 to 3.15, free-threaded builds included: where to find the frames
-//! of a thread, how code objects encode line numbers, and what the allocator of small objects writes
-//! about its memory. The agent uses it inside the process, the CPU profiler and `why` from outside.
+//! of a thread, how code objects encode line numbers, and what the allocator of small objects
+//! writes about its memory. The agent uses it inside the process, the CPU profiler and `why` from
+//! outside.
 //!
 //! # Guarantees
 //! - Nothing is read here: there are byte offsets ([`layout`]), a walk over frames that reads

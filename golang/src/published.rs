@@ -99,10 +99,10 @@ impl Published {
 fn published_counts(bytes: &[u8], buckets: &[ListedBucket], cycle: u64) -> Published {
     let words: Vec<u64> = words(bytes).collect();
     let records = words.as_chunks::<{ COUNTS * WORDS_WITH_BYTES }>().0;
-    // Records with bytes are recognised by their values: bytes are objects times size. In records without
-    // bytes, the words in that place are other counts or the next bucket; they do not match,
-    // because each bucket has at least one object. The majority decides, because counts that are
-    // just being changed may not match either.
+    // A record (the counts of one bucket) with bytes is recognised by its values: bytes are objects
+    // times size. In a record without bytes, the words in that place are other counts or the next
+    // bucket. They do not match, because each bucket has at least one object. The majority decides,
+    // because counts that are just being changed may not match either.
     let has_bytes = |(record, bucket): &(&[u64; COUNTS * WORDS_WITH_BYTES], &ListedBucket)| {
         record.chunks_exact(WORDS_WITH_BYTES).all(|count| {
             let bytes = |objects: u64| objects.wrapping_mul(bucket.size);

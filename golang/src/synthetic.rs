@@ -19,7 +19,7 @@ pub const VARIABLES: Variables = Variables {
 /// Words from [`BASE`] on.
 pub struct Synthetic {
     words: Vec<u64>,
-    /// Words of the counts of each bucket.
+    /// Number of words that the counts of a bucket take.
     pub record_words: usize,
     reads: Cell<usize>,
 }
@@ -46,7 +46,7 @@ impl Synthetic {
         at
     }
 
-    /// Sets the words of the counts of a bucket.
+    /// Sets the counts of a bucket.
     pub fn count(&mut self, bucket: u64, counts: &[u64]) {
         let depth = self.words[((bucket - BASE) / 8) as usize + 5];
         for (index, &value) in (0..).zip(counts) {

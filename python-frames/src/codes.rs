@@ -44,7 +44,7 @@ const BUSY: u64 = 1;
 struct Content {
     /// Hash of content and session; 0 is empty.
     hash: AtomicU64,
-    /// Number, with the upper half of the hash in its upper half.
+    /// Lower half: number of the code object. Upper half: that of the hash.
     number: AtomicU64,
 }
 

@@ -137,7 +137,7 @@ pub fn allow_growth_again() {
 /// gives its extents back.
 static MAX_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// Limits objects to a small part of the process's writable memory, which is limited to `bytes`.
+/// Limits objects to a small part of `bytes`, the process's limit of writable memory.
 pub fn limit_data(bytes: u64) {
     let max_bytes = usize::try_from(bytes / LIMIT_SHARE).unwrap_or(usize::MAX);
     MAX_BYTES.fetch_min(max_bytes, Ordering::Relaxed);

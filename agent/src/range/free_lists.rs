@@ -1,9 +1,9 @@
 //! Free lists of one thread: small blocks of the range, in front of jemalloc's own thread cache.
 //!
 //! A call of jemalloc with an explicit arena and cache takes some 120 instructions, because both
-//! are looked up by index; this takes ten. The block that was freed last is used first, because it
-//! is likely to be in the processor's cache. Blocks are linked through their first word, where a
-//! sampled object has its header.
+//! are looked up by index; a free list takes ten. The block that was freed last is used first,
+//! because it is likely to be in the processor's cache. Blocks are linked through their first word,
+//! where a sampled object has its header.
 //!
 //! jemalloc's per-thread counters `thread.allocated` and `thread.deallocated` count the usable size
 //! of each object, as they would without the agent.

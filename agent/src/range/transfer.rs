@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 /// for all batches.
 const MAX_BLOCKS: usize = 36;
 /// Maximum size of a batch in bytes.
-const BYTES: usize = 4 << 10;
+const MAX_BATCH_BYTES: usize = 4 << 10;
 /// Number of slots for batches, for each block size.
 const SLOTS: usize = 8;
 
@@ -96,7 +96,7 @@ impl Transfer {
 
 /// Returns the number of blocks of `size` bytes in a batch.
 pub const fn batch_blocks(size: usize) -> usize {
-    let count = BYTES / size;
+    let count = MAX_BATCH_BYTES / size;
     if count < MAX_BLOCKS {
         count
     } else {

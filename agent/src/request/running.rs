@@ -1,12 +1,12 @@
 //! Sends a further request to a controller that was started before and is still running, over a
-//! socket that it listens on. The program keeps no descriptor for that: one is opened for each
-//! request.
+//! socket that it listens on. The program connects anew for each request, and keeps no descriptor
+//! in between.
 
 use super::*;
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicI32, AtomicU8};
 
-/// Maximum length of the name of such a socket, in the abstract namespace.
+/// Maximum length of the socket's name, which is in the abstract namespace.
 const MAX_NAME_BYTES: usize = 100;
 
 /// Sends a request to the controller with this pid, over the socket with this name. Waits for its
@@ -32,7 +32,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// No controller.
+    /// Value before a controller was started.
     pub const fn none() -> Self {
         Self {
             pid: AtomicI32::new(0),

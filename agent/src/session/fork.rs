@@ -201,7 +201,7 @@ fn session_to_continue() -> Option<InitialSession> {
 }
 
 /// Returns true for the deadline of a lease: a session that the environment requested and `run`
-/// extends. Such deadlines are odd.
+/// extends. Such deadlines are odd numbers.
 fn is_lease(deadline_ns: u64) -> bool {
     life::is_leased() && deadline_ns % 2 == 1
 }
@@ -282,7 +282,7 @@ fn wait(local: &mut Local) -> bool {
     }
     OWNER.store(sys::pid(), Ordering::Relaxed);
     let uncancelled = Uncancelled::begin();
-    // Takes 4 KiB, as much as a coroutine's whole stack.
+    // Creating the segment takes 4 KiB of stack, which may be all that a coroutine has.
     if !ample_stack::call_on_own_stack(create_child_segment) {
         create_child_segment();
     }

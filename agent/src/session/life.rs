@@ -19,7 +19,7 @@ use shm_protocol::owner;
 use shm_protocol::segment::{Errno, Session, Tables};
 use shm_protocol::{Geometry, clock};
 
-/// Mean number of bytes between samples if the environment starts sampling without naming one.
+/// Mean number of bytes between samples if the environment starts sampling without specifying it.
 const DEFAULT_INTERVAL: u64 = 1024;
 
 /// Maximum length of a lease, in seconds.
@@ -53,7 +53,7 @@ pub fn is_leased() -> bool {
 }
 
 /// Returns the deadline of a lease that begins now; 0 if there is no lease. Deadlines of leases are
-/// odd.
+/// odd numbers.
 fn lease_end() -> u64 {
     match LEASE_NS.load(Ordering::Relaxed) {
         0 => 0,

@@ -123,9 +123,9 @@ const SEGMENTS_PREFIX: &[u8] = b"segments.";
 /// True if `run` has removed its directory, and segments are created in the one around it.
 static IS_MOVED: AtomicBool = AtomicBool::new(false);
 
-/// Checks whether the named directory belonged to a `run` that has ended and removed it, since its
-/// children, and the programs that they exec, may live longer (daemons). Called before a segment is
-/// created, by the thread that creates it.
+/// Checks whether the named directory belonged to a `run` that has ended and removed it. Forked
+/// children, and the programs that they exec, may outlive the `run` (daemons). Called before a
+/// segment is created, by the thread that creates it.
 pub fn check_directory() {
     let named = named();
     if shared_directory(named.to_bytes()) == named.to_bytes() || is_moved() {
@@ -143,7 +143,7 @@ pub fn is_moved() -> bool {
     IS_MOVED.load(Ordering::Relaxed)
 }
 
-/// Returns the shared directory in which a `run` created this one, or the directory itself if it
+/// Returns the shared directory in which a `run` created `directory`, or `directory` itself if it
 /// does not belong to a `run`.
 fn shared_directory(directory: &[u8]) -> &[u8] {
     let outer = parent_if_named(directory, SEGMENTS_PREFIX).unwrap_or(directory);

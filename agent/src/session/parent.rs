@@ -42,8 +42,8 @@ pub fn keep_view() {
 pub fn forget() {
     let parents = PARENT_VIEW.swap(null_mut(), Ordering::AcqRel);
     if !parents.is_null() {
-        // SAFETY: the mapping that `keep` made. Only the thread that creates the segment reads it,
-        // and that is the calling one.
+        // SAFETY: the mapping that `keep_view` made. Only the thread that creates the segment reads
+        // it, and that is the calling one.
         unsafe { sys::unmap(parents.cast(), VIEW_BYTES) };
     }
 }

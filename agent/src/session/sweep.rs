@@ -24,7 +24,8 @@ use shm_protocol::snapshot::Header;
 const MAX_FILES: usize = 1024;
 /// Maximum number of profiles of exited processes that are kept for collection.
 const MAX_KEPT: usize = 256;
-/// Number of profiles, the first in order, that keep the unused parts of their tables.
+/// Number of profiles that keep the unused parts of their tables: the first ones in the order of
+/// [`sort_for_keeping`].
 const UNTRIMMED: usize = 8;
 /// Maximum size of all kept profiles, in bytes.
 const MAX_KEPT_BYTES: u64 = 1 << 30;
