@@ -80,11 +80,11 @@ fn no_memory_if_null(p: *mut c_void) -> *mut c_void {
 /// jemalloc's options, unless `MEM_PROFILER_JEMALLOC` overrides them:
 ///
 /// - Large objects have four size classes for each doubling, as before 5.3.1. Without them, an
-///   object that grows in steps is moved and copied at every second one, because the memory after
+///   object that grows in steps is moved and copied at every second step, because the memory after
 ///   it is in another state.
 /// - Adjacent free pages are returned when they amount to 8 MiB (`keeping.rs`), whatever the sizes
-///   of the objects that were in them. By default, 5.3.1 joins free pages to at most 64 times what
-///   is freed, so those of small objects would never amount to that.
+///   of the objects that were in them. By default, 5.3.1 merges free pages to at most 64 times the
+///   size that is freed, so pages of small objects would never amount to 8 MiB.
 #[unsafe(export_name = "_rjem_malloc_conf")]
 static OPTIONS: AtomicPtr<c_char> = AtomicPtr::new(USUAL_OPTIONS.as_ptr().cast_mut());
 const USUAL_OPTIONS: &CStr = c"disable_large_size_classes:false,lg_extent_max_active_fit:9";
@@ -282,8 +282,8 @@ pub fn is_left_out() -> bool {
 
 /// Returns true if the executable, or a library that is preloaded before this one, defines `malloc`
 /// or one of its relatives, so that the program's calls go there. Where the C library would call
-/// such a definition, our functions must do so too; and the allocator that it finds below itself
-/// must be the one that it would find without the agent.
+/// such a definition, our functions must do so too; and the allocator that such a definition looks
+/// up (`RTLD_NEXT`) must be the one that it would find without the agent.
 pub fn is_interposed() -> bool {
     IS_INTERPOSED.load(Ordering::Relaxed)
 }
@@ -296,17 +296,17 @@ fn decide_interposed() -> bool {
         Name::new(c"calloc"),
         Name::new(c"realloc"),
     ];
-    let mut is_behind = false;
+    let mut is_defined_before = false;
     let saved = crate::sys::errno();
     definitions::each_module_before(|module| {
-        is_behind |= CORE.iter().any(|name| module.defines(*name));
+        is_defined_before |= CORE.iter().any(|name| module.defines(*name));
     });
-    if is_behind {
+    if is_defined_before {
         definitions::find_first_definitions();
     }
     crate::sys::set_errno(saved);
-    IS_INTERPOSED.store(is_behind, Ordering::Relaxed);
-    is_behind
+    IS_INTERPOSED.store(is_defined_before, Ordering::Relaxed);
+    is_defined_before
 }
 
 /// Makes the choice unless it has been made.
@@ -384,8 +384,8 @@ fn least_limit() -> u64 {
 /// memory, to descriptor 2, which may be any file of the program.
 unsafe extern "C" fn discard_message(_: *mut c_void, _: *const c_char) {}
 
-/// Determines the value of [`is_left_out`]: true if the process is not named or has too little
-/// memory.
+/// Determines the value of [`is_left_out`]: true if the environment excludes the process, if it has
+/// too little memory, or if it calls its allocator by names that the agent does not replace.
 fn decide_left_out() -> bool {
     let left_out = environment::leaves_us_out()
         || least_limit() < MIN_MEMORY_LIMIT

@@ -96,7 +96,7 @@ pub fn is_shared_with_program() -> bool {
 }
 
 /// Finds all functions, once. Called at the first allocation of the process, which has one thread.
-/// Calls no function before it has found it.
+/// Calls no function of the C library before its address is found.
 pub fn resolve() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if DONE.load(Ordering::Relaxed) {

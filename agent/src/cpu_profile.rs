@@ -29,7 +29,7 @@ const BUSY: u8 = 1;
 /// State: the controller is sampling.
 const RUNNING: u8 = 2;
 
-/// Words for what is missing if the controller fails, for messages.
+/// Name of the missing result, for messages about a failed controller.
 const MISSING_RESULT: &str = "no CPU profile";
 
 static STATE: AtomicU8 = AtomicU8::new(IDLE);

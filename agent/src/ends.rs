@@ -4,14 +4,15 @@ use crate::sys;
 use core::sync::atomic::{AtomicU64, Ordering};
 use unwind::stack::Ends;
 
-/// Fields of [`Ends`]; zero or [`UNKNOWN_SLACK`] while not known.
+/// Values of the fields of [`Ends`]; zero or [`DEFAULT_SLACK`] while not known.
 static FIRST: AtomicU64 = AtomicU64::new(0);
 static FIRST_THREAD: AtomicU64 = AtomicU64::new(0);
-static THREAD_SLACK: AtomicU64 = AtomicU64::new(UNKNOWN_SLACK);
+static THREAD_SLACK: AtomicU64 = AtomicU64::new(DEFAULT_SLACK);
 
-/// Slack if the C library does not say how much of a thread's stack it uses itself: less than the
-/// smallest stack (`PTHREAD_STACK_MIN`, 16 KiB) minus a thread descriptor.
-const UNKNOWN_SLACK: u64 = 8192;
+/// Value instead of [`thread_slack`] if the C library does not say how much of a thread's stack it
+/// uses itself: less than the smallest stack (`PTHREAD_STACK_MIN`, 16 KiB) minus a thread
+/// descriptor.
+const DEFAULT_SLACK: u64 = 8192;
 /// Lower bound of the size of a thread descriptor, which lies beyond the thread pointer (x86-64).
 const MIN_DESCRIPTOR_BYTES: u64 = 1024;
 

@@ -8,7 +8,7 @@ use crate::sys::{self, Text};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Words for what is missing if the controller fails, for messages.
+/// Name of the missing result, for messages about a failed controller.
 const MISSING_RESULT: &str = "no heap profile";
 
 static WATCHER: Controller = Controller::none();

@@ -34,24 +34,18 @@
 //! | module | contents |
 //! |---|---|
 //! | `local`, `arch`, `float_environment`, `probes` | a thread's initial state; assembly; the program's floating-point environment; tracepoints |
-//! | `symbol_table`, `musl`, `sys` | symbol lookup in a library's own tables; how musl is
-//! recognised; system calls, memory, text |
-//! | `definitions`, `environment` | which modules define a symbol, and hiding ours; environment
-//! variables, readable before libc has started |
-//! | `c_library`, `ample_stack`, `seccomp` | the C library's functions, by address; a stack for
-//! work at start-up; the process's seccomp filters |
+//! | `symbol_table`, `musl`, `sys` | a library's own symbol tables; recognition of musl; system calls, memory, text |
+//! | `definitions`, `environment` | which modules define a symbol, and hiding ours; environment variables, even before libc has started |
+//! | `c_library`, `ample_stack`, `seccomp` | the C library's functions, by address; a stack for work at start-up; the process's seccomp filters |
 //! | `backend`, `own` | the underlying allocator; the memory that the agent keeps for itself |
-//! | `fork_locks`, `atfork` | locks to hold across a fork that jemalloc does not take itself; fork
-//! handlers |
+//! | `fork_locks`, `atfork` | locks to hold across a fork that jemalloc does not take itself; fork handlers |
 //! | `exemptions`, `hooks` | what the program exempts from leak reports; functions that it defines for leak checkers to call |
 //! | `library`, `scratch` | this library's file, and where it lies; clearing what a leak check must not find |
 //! | `cycles`, `ends`, `tid` | the process's cycle counter; ends of stacks; the ids of threads |
 //! | `request`, `checks`, `on_signal` | starting the controller for a request of the program; the program's own leak checks; handlers of signals by which a user requests a profile |
-//! | `headers`, `huge_pages`, `object`, `range` | the list of object headers for external readers;
-//! mappings without huge pages; sampled objects; the range in which they lie |
+//! | `headers`, `huge_pages`, `object`, `range` | the table of object headers; mappings without huge pages; sampled objects; the range in which they lie |
 //! | `keeping`, `renewal` | how much freed memory jemalloc keeps; freed large objects come back as new pages |
-//! | `exhaustion`, `wrapped` | what jemalloc does when memory is exhausted; its calls of the system
-//! |
+//! | `exhaustion`, `wrapped` | what jemalloc does when memory is exhausted; its system calls |
 //! | `zeroing` | zeroing of memory without writing to new pages |
 //! | `timers` | timers on threads' CPU time |
 //! | `session`, `cpu_totals` | the segment and its life cycle, epochs; where a session's CPU time is counted |
@@ -67,17 +61,18 @@
 //! that name no bytes in the file, and no linker merges it into `.bss`, which precedes it.
 #![cfg_attr(not(test), no_std)]
 
-// Linkers keep the order in which they meet sections of a kind. With small pages, puts the state
-// before the view of commands, where there is room: behind it, `.bss` would end one page later.
+// Linkers place sections of one kind in the order in which they first see them. With small pages,
+// the state comes before the mapped control file, where there is room; after it, `.bss` would end
+// one page later.
 #[cfg(all(not(test), target_arch = "x86_64"))]
 core::arch::global_asm!(
     ".pushsection mem_agent_state, \"aw\", @progbits",
     ".popsection"
 );
 
-// Makes the view of commands (`session::CONTROL`), which has pages of its own, the first with data,
-// so that it does not part those that an idle process writes, and `.bss` the first without bytes in
-// the file. More of the order is in `sections.ld`.
+// `session::CONTROL`, which the control file is mapped over, has pages of its own. It is the first
+// section with data, so that it does not separate the pages that an idle process writes. `.bss` is
+// the first section without bytes in the file. The rest of the order is in `sections.ld`.
 #[cfg(not(test))]
 core::arch::global_asm!(
     ".pushsection mem_agent_control, \"awR\", %progbits",
@@ -87,10 +82,10 @@ core::arch::global_asm!(
     ".popsection"
 );
 
-// Ends the code, after the section of the fork handler, at the beginning of a page: what follows is
-// written by the loader, and takes as few pages as it can. Linkers begin it in memory at the offset
-// in a page that it has in the file. Of 16 KiB: to 64 would add more to the file. With pages of 4 KiB
-// it would take a page more than it saves.
+// Pads the code, after the section of the fork handlers, to a multiple of 16 KiB. The loader writes
+// to the data that follow. In memory, they begin at the same offset within a page as in the file,
+// so with padding they begin with a page and lie on as few pages as possible. Padding to 64 KiB
+// would add more to the file. With pages of 4 KiB, padding costs one page more than it saves.
 #[cfg(all(not(test), target_arch = "aarch64"))]
 core::arch::global_asm!(
     ".pushsection mem_agent_fork, \"ax\", %progbits",

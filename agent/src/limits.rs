@@ -35,8 +35,9 @@ pub fn find_next() {
 /// Number that no resource has.
 const NO_RESOURCE: c_long = u32::MAX as c_long;
 
-/// Returns whether the kernel can read a limit: where it cannot, the program gets `EFAULT` from it.
-/// The request changes nothing: the kernel reads the limit before it looks at the resource.
+/// Returns true if the kernel can read a limit. If it cannot, the program's own call fails with
+/// `EFAULT`. The request made here changes nothing: the kernel reads the limit before it refuses
+/// the resource.
 fn is_readable(limit: *const libc::rlimit) -> bool {
     let old = null_mut::<libc::rlimit>();
     sys::keeping_errno(|| {
@@ -61,7 +62,7 @@ unsafe fn prepare_for_limit(resource: Resource, limit: *const libc::rlimit) {
     if !is_filtered && !is_readable(limit) {
         return;
     }
-    // SAFETY: it can be read: the kernel did, or the caller guarantees it.
+    // SAFETY: `limit` is readable: the kernel has read it, or the caller guarantees it.
     let limit = unsafe { &*limit };
     if limit.rlim_cur < backend::LOW_LIMIT_BYTES {
         exhaustion::save_memory();

@@ -55,15 +55,15 @@ struct Slot {
     end: AtomicU64,
     /// Number that differs from that of another module at the same addresses.
     identity: AtomicU64,
-    /// Address in its code.
+    /// Address in the module's code.
     pc: AtomicU64,
     /// Facts that are recorded in the segment.
     facts: UnsafeCell<MaybeUninit<Facts>>,
-    /// Number of modules that were registered at its addresses before.
+    /// Number of modules that were registered at these addresses before.
     instance: AtomicU8,
-    /// Number of the segment that it was last recorded in.
+    /// Number of the segment that the module was last recorded in.
     segment: AtomicU32,
-    /// Index of its entry there, plus one.
+    /// Index of the module's entry in that segment, plus one.
     entry: AtomicU32,
 }
 
@@ -174,7 +174,7 @@ impl Code for Modules {
     }
 }
 
-/// Functions that are called when modules are loaded and unloaded.
+/// Functions that are called when modules are found and unloaded.
 pub struct Watcher {
     /// Called with the name and the first address of a module that was found on a stack for the
     /// first time. It stays loaded during the call.

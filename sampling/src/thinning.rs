@@ -18,11 +18,11 @@ pub const MAX_STEP: u32 = 3;
 /// of 6 %).
 const MIN_SAMPLES: u64 = 256;
 /// Number of consecutive samples of a call site that must allow a larger step before its step
-/// grows. A site may have several stacks. A sample of one that allows no step begins the count
-/// anew, so that such a stack is rarely thinned if it has at least one in this many samples.
+/// grows. A site may have several stacks. A sample of a stack that allows no step restarts the
+/// count, so a stack with at least one in this many of the site's samples is rarely thinned.
 const SAMPLES_PER_STEP: u16 = 1024;
 /// Maximum live bytes of a stack, in intervals, for step 1; half of it for step 2, a quarter for
-/// step 3. So the variance that thinning adds to the live bytes of a stack that grows is at most that
+/// step 3. So the variance that thinning adds to the live bytes of a growing stack is at most that
 /// of 24 * 7 + 24 * 3 + 48 * 1 = 288 intervals without thinning.
 const MAX_HELD_INTERVALS: u64 = 96;
 /// Entries in a thread's table of call sites.

@@ -52,12 +52,12 @@ impl Geometry {
         let codes = (bank_bytes / 8).clamp(CODE_STEP, MAX_CODE_BYTES) & !(CODE_STEP - 1);
         let codes = codes.min(bank_bytes);
         let room = bank_bytes.saturating_sub(BANK_HEADER_BYTES + codes);
-        // Size in bytes of four nodes with their record and slots. A node needs two slots, but all
-        // slot tables together are up to 10/3 as large: the last table is up to twice as large as
+        // Size of four nodes with their record and slots. A node needs two slots, but all slot
+        // tables together have up to 10/3 times as many: the last table is up to twice as large as
         // needed, and the earlier ones add less than two thirds of its size.
-        let four_nodes =
+        let four_nodes_bytes =
             4 * size_of::<Node>() + size_of::<Record>() + size_of::<[u32; 8]>() * 10 / 3;
-        let nodes = (room / four_nodes * 4).min(MAX_NODES as usize);
+        let nodes = (room / four_nodes_bytes * 4).min(MAX_NODES as usize);
         let logarithm = (nodes / Self::MIN_UNITS).max(1).ilog2();
         let unit_nodes = (1 << logarithm).clamp(Self::MIN_UNIT_NODES, Self::MAX_UNIT_NODES);
         let units = nodes as u32 / unit_nodes;

@@ -305,8 +305,8 @@ pub struct Status {
     pub ended_ns: AtomicU64,
     /// Last session whose profile a controller has written. Set by the controller.
     pub collected_session: AtomicU64,
-    /// Time of the process's normal exit, as noticed by the agent's destructor or
-    /// its replacement of `_exit`, in ns of [`crate::clock::now_ns`]. 0: it has not exited; 1: it has, at an
+    /// Time of the process's normal exit, as noticed by the agent's destructor or its replacement
+    /// of `_exit`, in ns of [`crate::clock::now_ns`]. 0: it has not exited; 1: it has, at an
     /// unknown time.
     pub exited: AtomicU64,
     /// Address space reserved for sampled objects, in bytes.

@@ -423,8 +423,8 @@ impl<F: Store> SegmentFile<F> {
         self.write_word(STATUS_OFFSET + offset_of!(Status, at_exit), AT_EXIT_CHECKED)
     }
 
-    /// Returns the number of the next epoch. Skips one if both it and the last session are probes,
-    /// so that the parameters of the last real session are kept.
+    /// Returns the number of the next epoch. Skips one if both the last session and the next are
+    /// probes, so that the parameters of the last real session are kept.
     fn next_epoch(&self, is_probe: bool) -> Result<u32, Errno> {
         let last = self.read_u32(offset_of!(Control, last_epoch))?;
         let at = offset_of!(Control, params) + (last as usize & 1) * size_of::<Params>();

@@ -39,7 +39,7 @@ pub struct PathNode {
 }
 
 impl PathNode {
-    /// Returns the place of [`ROOT`] or of [`TRUNCATED`].
+    /// Returns [`ROOT`] or [`TRUNCATED`] with its path hash.
     #[must_use]
     pub const fn root(node: NodeId) -> Self {
         Self {
@@ -59,9 +59,9 @@ pub fn path_to(parent: u64, address: u64) -> u64 {
         .wrapping_add(parent.wrapping_mul(PATH_FACTOR))
 }
 
-/// Factor of an address in the path of its node.
+/// Factor of an address in the path hash of its node.
 const ADDRESS_FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
-/// Factor of the caller's path in the path of a node.
+/// Factor of the caller's path hash in that of a node.
 const PATH_FACTOR: u64 = 0xBF58_476D_1CE4_E5B9;
 /// Inverse of `PATH_FACTOR` modulo 2^64. Each step of Newton's method doubles the number of correct
 /// bits.
@@ -75,8 +75,8 @@ const PATH_FACTOR_INVERSE: u64 = {
     inverse
 };
 
-/// Returns the path of the parent of the child with this path and `address`: the inverse of
-/// [`path_to`].
+/// Returns the path hash of the parent of a child with this path hash and `address`: the inverse
+/// of [`path_to`].
 fn path_from(path: u64, address: u64) -> u64 {
     path.wrapping_sub((address ^ PATH_FACTOR).wrapping_mul(ADDRESS_FACTOR))
         .wrapping_mul(PATH_FACTOR_INVERSE)

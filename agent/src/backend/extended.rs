@@ -1,6 +1,6 @@
-//! jemalloc's non-standard functions, implemented with another allocator that lacks them. A program
-//! that looks them up may pass their objects to `free` and `realloc`, so all functions must belong
-//! to one allocator.
+//! jemalloc's non-standard functions, implemented with another allocator that lacks them, whose own
+//! functions are in [`NEXT`]. A program that looks them up may pass their objects to `free` and
+//! `realloc`, so all functions must belong to one allocator.
 //!
 //! They do what jemalloc(3) says, except that the allocator's size classes are not known: `nallocx`
 //! returns the requested size, `xallocx` resizes nothing, and `mallctl` knows no names.
@@ -96,12 +96,12 @@ unsafe extern "C" fn sallocx(p: *const c_void, _: c_int) -> usize {
 }
 
 unsafe extern "C" fn dallocx(p: *mut c_void, _: c_int) {
-    // SAFETY: the program passes an object of the allocator that it frees.
+    // SAFETY: the program frees an object of the allocator.
     unsafe { NEXT.free(p) }
 }
 
 unsafe extern "C" fn sdallocx(p: *mut c_void, _: usize, _: c_int) {
-    // SAFETY: the program passes an object of the allocator that it frees.
+    // SAFETY: the program frees an object of the allocator.
     unsafe { NEXT.free(p) }
 }
 

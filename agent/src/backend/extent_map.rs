@@ -61,7 +61,7 @@ pub unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
 /// Returns the address of an extent.
 ///
 /// # Safety
-/// A descriptor of an extent that only the calling thread uses.
+/// `descriptor` belongs to an extent that only the calling thread uses.
 #[cfg_attr(test, allow(dead_code))]
 pub unsafe fn base(descriptor: *const u64) -> usize {
     /// Index of the address in the descriptor. A large object may begin within the first page.
@@ -118,7 +118,8 @@ pub struct Origin {
 /// Returns the origin of an extent's memory.
 ///
 /// # Safety
-/// A descriptor of an extent that only the calling thread uses, and that it has just allocated.
+/// `descriptor` belongs to an extent that the calling thread has just allocated, and that only it
+/// uses.
 #[cfg_attr(test, allow(dead_code))]
 pub unsafe fn origin(descriptor: *const u64) -> Origin {
     /// Bits of the first word that are the arena's index.

@@ -104,8 +104,8 @@ pub unsafe fn place_at_offset(new: *mut c_void, offset: usize) -> *mut c_void {
     new_address
 }
 
-/// Calls `free` to free an object whose contents have been moved. Its pages are replaced by new
-/// ones, and the heap has not shrunk.
+/// Calls `free` for an object whose contents have been moved. The object's pages are then replaced
+/// by new ones, and the heap does not count as having shrunk.
 pub fn free_moved<T>(free: impl FnOnce() -> T) -> T {
     // SAFETY: the word is the thread's own.
     unsafe { (*arch::local()).renewing = true };

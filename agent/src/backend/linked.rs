@@ -1,5 +1,6 @@
-//! Recognises programs that call the allocator that they are linked with by names of its own. The
-//! program may free by one name what it allocated by another, and those are not ours to replace.
+//! Recognises programs that call the allocator that they are linked with (tcmalloc, mimalloc,
+//! oneTBB) by its own names, such as `tc_malloc`. The agent does not replace these names, and a
+//! program may free by one name what it allocated by another.
 
 use crate::definitions::{self, Name};
 use crate::sys;

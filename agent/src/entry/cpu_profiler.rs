@@ -1,7 +1,7 @@
 //! gperftools' CPU profiler for programs that call it (`gperftools/profiler.h`).
 //!
-//! Unlike gperftools', it is sampled from outside, without a signal, unless `filter_in_thread` is
-//! given: that function has to be called in the sampled threads.
+//! Unlike with gperftools, samples are taken from outside the process, without a signal, unless
+//! `filter_in_thread` is given: that function has to be called in the sampled threads.
 
 use super::gperftools::next_definition;
 use crate::cpu_profile::{self, Filter, NAME_BYTES};

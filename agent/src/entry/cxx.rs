@@ -112,7 +112,7 @@ struct Survey {
     next: [*mut c_void; NAMES.len()],
 }
 
-/// Finds these definitions.
+/// Finds the definitions of all forms outside the agent.
 fn survey() -> Survey {
     let mut survey = Survey {
         has_others: false,

@@ -25,7 +25,7 @@ static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
 
 exports! {
-    /// Begins a session. Its dumps are named PREFIX_CAPACITY.0001.heap and so on.
+    /// Begins a session. Its dumps are named PREFIX.0001.heap and so on.
     "HeapProfilerStart"
     fn start(prefix: *const c_char) -> () {
         // SAFETY: null or a terminated string.

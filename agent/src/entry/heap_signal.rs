@@ -1,5 +1,5 @@
-//! gperftools' `HEAPPROFILE`, the prefix of dumps at intervals and at the exit, and
-//! `HEAPPROFILESIGNAL`, a signal that writes one.
+//! gperftools' `HEAPPROFILE`, the prefix of dumps that are written at intervals and at the exit, and
+//! `HEAPPROFILESIGNAL`, a signal that requests a dump.
 //!
 //! With a prefix, every allocation is sampled from the start, as with gperftools, unless
 //! `MEM_PROFILER_INTERVAL` says otherwise. A forked child that does not continue its parent's

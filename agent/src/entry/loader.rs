@@ -112,7 +112,7 @@ fn next_definition_or(name: &CStr, loaders: *mut c_void) -> *mut c_void {
 fn find_in_tables(slot: &AtomicPtr<c_void>, name: &'static CStr) -> *mut c_void {
     // Must come first: another library's constructor may be here before the first allocation.
     c_library::resolve();
-    // The function could return one that registers fork handlers, so ours are registered first.
+    // `dlsym` may return a function that registers fork handlers, so ours are registered first.
     crate::atfork::register();
     let in_table = c_library::optional_function(name);
     let found = if in_table.is_null() {
@@ -212,7 +212,8 @@ unsafe extern "C" fn our_result(handle: *mut c_void, name: *const c_char) -> *mu
     let is_default = handle == libc::RTLD_DEFAULT;
     if let Some(hidden) = offered::dlsym_result(name) {
         let ours = dlsym as *mut c_void;
-        // A handle that finds the agent's functions is the program's.
+        // Of all handles, the agent answers only for those with which `dlsym` finds the agent: the
+        // program's.
         // SAFETY: a valid handle, passed on to the loader.
         let has_ours = is_default || unsafe { call_loader(handle, c"dlsym") } == ours;
         return if has_ours { hidden } else { null_mut() };

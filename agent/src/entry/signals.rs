@@ -107,9 +107,10 @@ pub unsafe extern "C" fn signal(number: c_int, handler: usize) -> usize {
     }
 }
 
-/// Returns the alternate stack that a successful `call` has set, if it was to set one. Asks the
-/// kernel if what was asked for is overwritten: `new` and `old` may be the same.
-fn set_stack(
+/// Returns the alternate stack that a successful `call` with `new` and `old` has set; `None` if it
+/// has set none, or if that is not known. Asks the kernel if `new` and `old` overlap, because `new`
+/// is then overwritten.
+fn installed_stack(
     new: *const libc::stack_t,
     old: *mut libc::stack_t,
     call: impl Fn(*const libc::stack_t, *mut libc::stack_t) -> c_int,
@@ -143,9 +144,9 @@ pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::
         }
     };
     let result = call(new, old);
-    // Read only now: of an address that cannot be read, the kernel says `EFAULT`.
+    // `new` is read only after success: the kernel has refused an unreadable address (`EFAULT`).
     if result == 0
-        && let Some(stack) = set_stack(new, old, call)
+        && let Some(stack) = installed_stack(new, old, call)
         && arch::has_thread_block()
     {
         let start = stack.ss_sp.addr() as u64;

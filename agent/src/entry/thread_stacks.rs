@@ -1,6 +1,7 @@
-//! Sizes of new threads' stacks. glibc takes thread-local variables off the stack that a program
-//! asks for, those of preloaded libraries too: a program that has measured what its threads need
-//! would be short of the agent's. A stack that the program allocates itself cannot be enlarged.
+//! Sizes of new threads' stacks. glibc places thread-local variables, also those of preloaded
+//! libraries, on the stack that a program requests. A program that requests exactly what its
+//! threads need would lack the space that the agent uses. A stack that the program allocates itself
+//! cannot be enlarged.
 
 use crate::c_library;
 use core::ffi::{c_int, c_void};
@@ -8,8 +9,8 @@ use core::mem::{MaybeUninit, transmute};
 use core::ptr::{from_ref, null_mut};
 use libc::pthread_attr_t;
 
-/// Size up to which a stack is enlarged, in bytes. Of a larger one, the agent takes at most a
-/// sixteenth; enlarging it would show in `pthread_getattr_np`.
+/// Maximum size of stacks that are enlarged, in bytes. The agent uses at most a sixteenth of a
+/// larger stack, and the program could see the new size (`pthread_getattr_np`).
 const MAX_SMALL_STACK_BYTES: usize = 32 << 10;
 
 /// Room that a small stack gets in addition, in bytes: 2 KiB for thread-local variables, the rest
@@ -18,11 +19,11 @@ const ADDED_BYTES: usize = 4 << 10;
 
 type GetDefault = unsafe extern "C" fn(*mut pthread_attr_t) -> c_int;
 
-/// Attributes of a thread, with a stack that is larger than the program asks for.
+/// Attributes of a thread, with a stack that is larger than the program requests.
 pub struct EnlargedStack {
     attributes: pthread_attr_t,
-    /// True if the attributes are a copy of the default ones, which may own memory. Those that a
-    /// program gives remain the owner of what they refer to.
+    /// True if the attributes are a copy of the default ones, which may own memory. A bitwise copy
+    /// of the program's attributes owns nothing.
     is_owner: bool,
 }
 
@@ -88,8 +89,8 @@ impl Drop for EnlargedStack {
     }
 }
 
-/// Returns a copy of the attributes of threads that are created without any. Returns `None` if the
-/// C library cannot tell them (glibc before 2.18).
+/// Returns a copy of the default attributes of threads, or `None` if the C library does not provide
+/// them (glibc before 2.18).
 fn default_attributes() -> Option<EnlargedStack> {
     let found = c_library::optional_function(c"pthread_getattr_default_np");
     // SAFETY: null, or the C library's function of this type.

@@ -1,5 +1,5 @@
-//! `pthread_create`, which makes small stacks larger by what the agent takes of them, and tells a
-//! CPU session of new threads immediately. Otherwise, a new thread that never allocates, while all
+//! `pthread_create`, which enlarges small stacks by what the agent uses of them, and tells a CPU
+//! session of new threads immediately. Otherwise, a new thread that never allocates, while all
 //! others wait, would go unnoticed. All other calls are passed on unchanged.
 
 use crate::arch::starting_thread;

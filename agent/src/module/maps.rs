@@ -115,9 +115,9 @@ pub fn search_text(
     (start <= pc && pc < end).then_some((found, run.file))
 }
 
-/// Returns the start and end of the module that has the byte at `offset` of its file at
-/// address `pc`, according to the header in a mapping of the file's start. The module need not
-/// begin at that mapping: linkers that leave no gaps in files (lld, zig) put the first code into
+/// Returns the start and end of the module that maps the byte at `offset` of its file to address
+/// `pc`, according to the header in a mapping of the file's start. The module need not begin at
+/// that mapping: linkers that leave no gaps in files (lld, zig) put the first code into
 /// the header's page, which is mapped a second time for it. Nor is every mapping of a file's start
 /// a module.
 pub fn by_header(header: &Line<'_>, pc: u64, offset: u64) -> Option<(u64, u64)> {

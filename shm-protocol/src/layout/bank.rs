@@ -107,8 +107,8 @@ pub struct CostLog {
     pub skipped: TrialSums,
     /// Time that the samples of `taken` spent in the agent, in ns.
     pub inside_ns: AtomicU64,
-    /// Excess time of each thread's first samples, in ns: their time beyond the maximum that
-    /// [`ShardTotals::agent_ns`] includes of one sample. Not multiplied by `factor`.
+    /// Excess time of each thread's first samples, in ns: the part of each sample's time that
+    /// exceeds the maximum counted in [`ShardTotals::agent_ns`]. Not multiplied by `factor`.
     pub first_ns: AtomicU64,
     /// Excess time of later samples, such as those of deep stacks, extrapolated, in ns. Not
     /// multiplied by `factor`.
@@ -159,8 +159,8 @@ impl BankHeader {
     }
 }
 
-/// Maximum number of threads whose stacks are recorded per thread. Those of others are directly
-/// below [`crate::tree::ROOT`] and [`crate::tree::TRUNCATED`].
+/// Maximum number of threads whose stacks are recorded per thread. Stacks of other threads are
+/// directly below [`crate::tree::ROOT`] and [`crate::tree::TRUNCATED`].
 #[cfg(not(loom))]
 pub const MAX_RECORDED_THREADS: usize = 64;
 /// The model checker needs none.
@@ -274,8 +274,7 @@ pub struct Record {
     pub shard: AtomicU16,
     /// Size class of the objects ([`crate::record::size_class`]), or [`crate::record::CPU_CLASS`].
     pub size_class: AtomicU16,
-    /// Number of the peak that was the last one when the sums last changed. `kept` has their values
-    /// at that peak.
+    /// Number of the latest peak when the sums last changed. `kept` has their values at that peak.
     pub peak_epoch: AtomicU32,
     /// Number of samples.
     pub alloc_samples: AtomicU64,

@@ -95,10 +95,10 @@ impl SegmentState {
         }
         let has_left = match before {
             NONE => return false,
-            // The memory in view is private, so the copy has its own.
+            // The mapped memory is private, so the copy has its own.
             WAITING => true,
             // MAKING: if a thread of the waiting parent was creating a segment, that may already be
-            // in view. LEAVING: if the parent was itself a copy that was leaving, what its thread
+            // mapped. LEAVING: if the parent was itself a copy that was leaving, what its thread
             // had begun to save is incomplete and is discarded.
             state => {
                 forget();
@@ -128,7 +128,7 @@ impl SegmentState {
         claim.is_ok()
     }
 
-    /// Records that the segment in view belongs to this process from now on.
+    /// Records that the mapped segment belongs to this process from now on.
     pub fn own(&self, mark: Option<&Mark>) {
         if let Some(mark) = mark {
             mark.sign();

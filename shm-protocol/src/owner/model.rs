@@ -1,6 +1,6 @@
 //! Models of the owner's state words: every interleaving of a few threads that loom explores.
 //!
-//! The models run the agent's and the controller's own code: [`meet`], [`appear`], [`Sessions`],
+//! The models run the agent's and the controller's own code: [`enter`], [`publish`], [`Sessions`],
 //! [`Mapping`], [`SegmentState`], [`Mark`], [`Bank`], and [`SegmentFile`]'s `prepare_bank`,
 //! `publish` and `stop` over words in memory. What the agent does between them (`sample_if_due`,
 //! `count_free`, `session::leave`, `life::make`) is repeated here, in the agent's order. Each model
@@ -18,8 +18,8 @@
 //! models); a thread that sleeps between entering a session and counting in its bank while two more
 //! sessions begin: nothing waits for it, and its sample may be counted in the last one.
 //!
-//! [`meet`]: super::meet
-//! [`appear`]: super::appear
+//! [`enter`]: super::enter
+//! [`publish`]: super::publish
 //! [`Sessions`]: super::Sessions
 //! [`Mapping`]: super::Mapping
 //! [`SegmentState`]: super::SegmentState

@@ -27,8 +27,8 @@ pub struct Tables {
 /// again: [`map_whole`] needs only the mapping. After a failure, the file is removed and the
 /// mapping at `control` is unchanged.
 ///
-/// Returns null. If [`map_whole`] does not work (under Valgrind and some emulators), maps the
-/// `bytes` bytes that the segment will have with tables, and returns their address.
+/// Returns null if [`map_whole`] works. If it does not (under Valgrind and some emulators), maps
+/// the `bytes` bytes that the segment will have with tables, and returns their address.
 ///
 /// System calls: `open`, `pwrite`, `mmap`, `mremap`, `munmap`, `close`; with `tables` also
 /// `ftruncate` and `fallocate`; `unlink` after a failure.

@@ -176,14 +176,14 @@ impl<'a> BankSummary<'a> {
         u64_at(self.bytes, offset_of!(BankHeader, intervals) + field)
     }
 
-    /// Returns the smallest interval of the session, or `None` if no controller could change it.
+    /// Returns the smallest interval of the session, or `None` if the interval is fixed.
     #[must_use]
     pub fn least_interval(&self) -> Option<u64> {
-        let may_change = self.log(offset_of!(IntervalLog, count)) != 0;
-        may_change.then(|| self.log(offset_of!(IntervalLog, least)).max(1))
+        let is_adapted = self.log(offset_of!(IntervalLog, count)) != 0;
+        is_adapted.then(|| self.log(offset_of!(IntervalLog, least)).max(1))
     }
 
-    /// Returns the interval history; empty if no controller could change the interval.
+    /// Returns the interval history; empty if the interval is fixed.
     pub fn intervals(&self) -> impl Iterator<Item = IntervalPeriod> + use<'_, 'a> {
         let count = self.log(offset_of!(IntervalLog, count));
         let count = count.min(MAX_INTERVALS as u64) as usize;
