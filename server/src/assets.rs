@@ -42,9 +42,13 @@ pub fn find(path: &str) -> Option<Reply> {
     })
 }
 
-/// Returns the list of profiles, at the path where Go programs have theirs.
-pub fn profiles() -> Reply {
-    reply(HTML, include_str!("page/profiles.html"))
+/// Returns the list of profiles, after other content in HTML.
+pub fn profiles(before: &str) -> Reply {
+    const PLACE: &str = "<!-- processes -->";
+    reply(
+        HTML,
+        include_str!("page/profiles.html").replacen(PLACE, before, 1),
+    )
 }
 
 fn reply(kind: &'static str, text: impl Into<Vec<u8>>) -> Reply {

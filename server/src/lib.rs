@@ -28,6 +28,7 @@ pub mod naming;
 mod pages;
 mod process;
 pub mod process_list;
+mod profile_list;
 mod profiles;
 pub mod push;
 pub mod reply;

@@ -5,7 +5,7 @@ use crate::profiles::{self, Dialect};
 use crate::reply::{Reply, Step};
 use crate::request::Request;
 use crate::server::Server;
-use crate::{api, assets, metrics, report, uploads};
+use crate::{api, assets, metrics, profile_list, report, uploads};
 
 impl Server {
     /// Returns true if a path changes something and therefore requires POST.
@@ -62,7 +62,7 @@ impl Server {
         let reply = match path {
             "/healthz" => Ok(Reply::text("ok\n")),
             "/metrics" => Ok(metrics::answer(self, request)),
-            "/debug/pprof" | "/debug/pprof/" => Ok(assets::profiles()),
+            "/debug/pprof" | "/debug/pprof/" => Ok(profile_list::answer(self, request)),
             "/api/processes" => api::processes(self, request),
             "/api/history" => api::history(self, request),
             "/api/mark" => return Some(api::mark(self, request)),

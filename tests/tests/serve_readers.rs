@@ -38,6 +38,27 @@ fn reader(scratch: &Scratch, program: &str, arguments: &[&str]) -> String {
 }
 
 #[test]
+fn a_browser_without_scripts_finds_the_profiles_of_each_process() {
+    let scratch = Scratch::new();
+    let server = Server::start(&scratch, &[]);
+    let none = server.get("/debug/pprof/").expect(200);
+    assert!(none.contains("No process carries the agent."), "{none}");
+    let targets = [(); 2].map(|()| server.quiet(&scratch).0);
+    let list = server.get("/debug/pprof/").expect(200);
+    for target in &targets {
+        let path = format!("/p/{}/debug/pprof/", target.pid());
+        assert!(list.contains(&format!("href=\"{path}\"")), "{list}");
+        let own = server.get(&path).expect(200);
+        assert!(
+            own.contains("href=\"heap\"") && !own.contains("href=\"/p/"),
+            "{own}"
+        );
+        let profile = server.get(&format!("{path}heap")).profile();
+        assert!(profile.type_index("inuse_space").is_some());
+    }
+}
+
+#[test]
 fn readers_over_http_find_the_totals_of_a_dump() {
     let scratch = Scratch::new();
     let server = Server::start(&scratch, &[]);
