@@ -135,7 +135,7 @@ fn fit_to_pages() {
 static FIRST_CONSTRUCTOR: extern "C" fn() = choose_first;
 
 extern "C" fn choose_first() {
-    if !cfg!(test) && !stands_aside() {
+    if !cfg!(test) && !is_inactive() {
         ensure_chosen();
     }
 }
@@ -271,7 +271,7 @@ pub fn is_choosing() -> bool {
 /// Returns true if the agent does nothing in this process: it contains a sanitizer, which finds
 /// errors by its own allocator, or has a C library that the agent does not know, or the agent is in
 /// another namespace than the program.
-pub fn stands_aside() -> bool {
+pub fn is_inactive() -> bool {
     arch::has_sanitizer() || musl::is_here() || !c_library::is_shared_with_program()
 }
 
@@ -348,7 +348,7 @@ extern "C" fn choose() {
     fit_to_pages();
     NEXT.use_jemalloc();
     let is_interposed = decide_interposed();
-    if stands_aside() || decide_left_out() || is_interposed || wants_system() {
+    if is_inactive() || decide_left_out() || is_interposed || wants_system() {
         CHOSEN_SYSTEM.store(true, Ordering::Relaxed);
         system::begin_lookup();
         NEXT.use_system();
@@ -398,7 +398,7 @@ fn decide_left_out() -> bool {
 /// allocation the sanitizer may not be initialised, and reading a file by its functions would end
 /// the program.
 pub fn reconsider_left_out() {
-    if stands_aside() {
+    if is_inactive() {
         decide_left_out();
     }
 }

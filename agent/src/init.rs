@@ -50,7 +50,7 @@ extern "C" fn start() {
     } else {
         backend::ensure_chosen();
         backend::reconsider_left_out();
-        if backend::is_left_out() && !backend::stands_aside() {
+        if backend::is_left_out() && !backend::is_inactive() {
             entry::find_next();
             entry::hide();
             return sys::set_errno(saved);
@@ -82,7 +82,7 @@ extern "C" fn mem_agent_begin_early() -> bool {
         return false;
     }
     backend::ensure_chosen();
-    if !is_requested() || backend::is_left_out() || backend::stands_aside() {
+    if !is_requested() || backend::is_left_out() || backend::is_inactive() {
         return false;
     }
     HAS_BEGUN.store(true, Ordering::Relaxed);

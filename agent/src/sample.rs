@@ -385,7 +385,7 @@ fn enroll(local: &mut Local, number: u32) -> Option<&'static mut Thread> {
     let epoch = session::current().filter(|epoch| epoch.number == number);
     local.epoch = number;
     local.left = i64::MAX / 2;
-    if backend::stands_aside() {
+    if backend::is_inactive() {
         return None;
     }
     let epoch = epoch?;

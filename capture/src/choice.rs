@@ -1,6 +1,6 @@
 //! Chooses the thread of the target that makes system calls for this process.
 
-use crate::code::{Code, mapping_of};
+use crate::code::{SyscallCode, mapping_of};
 use crate::frames::Frames;
 use crate::process::{self, Mapping};
 use crate::seizure::{Seizure, TracedThread};
@@ -21,7 +21,7 @@ pub struct Chosen {
 
 /// Returns the thread whose state is easiest to restore. `code` holds the addresses of the target's
 /// instructions for system calls.
-pub fn choose(seizure: &Seizure, code: &Code) -> Result<Chosen, Refusal> {
+pub fn choose(seizure: &Seizure, code: &SyscallCode) -> Result<Chosen, Refusal> {
     let pid = seizure.pid;
     let mappings = process::mappings(pid)?;
     let mut threads: Vec<&TracedThread> = seizure.threads.iter().collect();
@@ -79,7 +79,7 @@ fn prepare(
     thread: &TracedThread,
     abort: Option<u64>,
     mappings: &[Mapping],
-    code: &Code,
+    code: &SyscallCode,
 ) -> std::io::Result<Option<Chosen>> {
     let mut regs = thread.regs;
     if let Some(abort) = abort {

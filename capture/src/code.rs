@@ -11,16 +11,17 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// Number of bytes by which pieces overlap: more than the longest sequence has.
 const OVERLAP_BYTES: u64 = 16;
 
-/// Addresses of instruction sequences that every C library contains.
+/// Addresses of the instructions by which the target makes system calls for us. Every C library
+/// contains such sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Code {
+pub struct SyscallCode {
     /// System call followed by a return.
     pub call: u64,
     /// `rt_sigreturn`, which restores every register from the frame on the stack.
     pub sigreturn: u64,
 }
 
-impl Code {
+impl SyscallCode {
     /// Searches for the sequences: in the C library first, then in all other code.
     pub fn find(pid: i32) -> Result<Self, Refusal> {
         let mut code = process::mappings(pid)?;

@@ -17,7 +17,7 @@ use std::time::Duration;
 use crate::Refusal;
 use crate::arch::{General, restart};
 use crate::choice::{Chosen, choose};
-use crate::code::Code;
+use crate::code::SyscallCode;
 use crate::frames::ALL_SIGNALS;
 use crate::priority;
 use crate::process;
@@ -40,7 +40,7 @@ pub struct NewCopy {
     /// Process id.
     pub pid: i32,
     /// Instructions with which it can make system calls.
-    pub code: Code,
+    pub code: SyscallCode,
     /// Registers with which it closes the files.
     closing: General,
     /// Nice level of the thread that was copied.
@@ -65,7 +65,7 @@ fn try_copy(seizure: &mut Seizure) -> Result<NewCopy, Refusal> {
     let pid = seizure.pid;
     let code = match seizure.code.filter(|code| code.is_current(pid)) {
         Some(code) => code,
-        None => Code::find(pid)?,
+        None => SyscallCode::find(pid)?,
     };
     seizure.code = Some(code);
     let chosen = choose(seizure, &code)?;
@@ -137,7 +137,7 @@ struct TargetThread {
     /// Pid of the target.
     pid: i32,
     chosen: Chosen,
-    code: Code,
+    code: SyscallCode,
     /// Original contents of the stack where the return frames are.
     saved: Vec<u8>,
     /// First child, until it has been reaped.
@@ -148,7 +148,7 @@ struct TargetThread {
 
 impl TargetThread {
     /// Writes the return frames to the thread's stack.
-    fn prepare(seizure: &Seizure, chosen: Chosen, code: Code) -> Result<Self, Refusal> {
+    fn prepare(seizure: &Seizure, chosen: Chosen, code: SyscallCode) -> Result<Self, Refusal> {
         let pid = seizure.pid;
         let failed = |error| Refusal::kernel(pid, "write to the stack of", error);
         let frames = &chosen.frames;

@@ -7,7 +7,7 @@
 //! the program's code.
 
 use crate::arch::{self, General};
-use crate::code::Code;
+use crate::code::SyscallCode;
 
 /// Size in bytes of the area below the stack pointer that a leaf function may use.
 const RED_ZONE: u64 = 128;
@@ -39,7 +39,7 @@ pub struct Frames {
 
 impl Frames {
     /// Builds the frames for a thread in this state. Returns `None` if no stack can hold them.
-    pub fn new(regs: &General, vector: &[u8], mask: u64, code: &Code) -> Option<Self> {
+    pub fn new(regs: &General, vector: &[u8], mask: u64, code: &SyscallCode) -> Option<Self> {
         let small = arch::frame(0, regs, &[], mask, code).len() as u64;
         let large = arch::frame(0, regs, vector, mask, code).len() as u64;
         let size = 2 * small + large + RESULT_BYTES;

@@ -104,7 +104,7 @@ pub use request::{
 };
 pub use worker::{Failure, Work, Worker};
 
-use code::Code;
+use code::SyscallCode;
 use copying::NewCopy;
 use proc::Status;
 use seizure::Seizure;
@@ -162,7 +162,7 @@ pub struct Pause {
 pub struct Copy {
     tracer: Arc<Tracer>,
     pid: i32,
-    code: Code,
+    code: SyscallCode,
 }
 
 impl Stopped {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::arch::{self, General};
-use crate::code::Code;
+use crate::code::SyscallCode;
 use crate::request::{self, Event};
 use crate::waiter::{Waiter, is_own_child};
 use crate::{Refusal, Thread};
@@ -33,7 +33,7 @@ pub struct Seizure {
     /// Seized threads that have not exited.
     pub threads: Vec<TracedThread>,
     /// Instructions with which its threads can make system calls; `None` if none were found.
-    pub code: Option<Code>,
+    pub code: Option<SyscallCode>,
     /// Time just before the first thread was stopped.
     pub began: Instant,
     /// True if the process is a child of this one.
@@ -48,7 +48,7 @@ impl Seizure {
         let is_namespace_init = identify(pid)?.is_namespace_init();
         // The search takes time, so it is done before the stop. If reading is not permitted,
         // seizing reports that.
-        let code = Code::find(pid).ok();
+        let code = SyscallCode::find(pid).ok();
         let is_own_child = is_own_child(pid);
         let began = Instant::now();
         let mut seizure = Self {

@@ -20,7 +20,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::arch::{self, General};
-use crate::code::Code;
+use crate::code::SyscallCode;
 use crate::image::{Image, PAGE};
 use crate::request::{self, Event};
 use crate::tracer::Tracer;
@@ -81,7 +81,7 @@ struct Setup {
     start: General,
     /// Registers of the copy when it does no work; system calls are made with them.
     idle: General,
-    code: Code,
+    code: SyscallCode,
     /// The mapped code. The function returns to its start.
     image: Mapped,
     /// The shared memory.
@@ -100,7 +100,7 @@ impl Worker {
     pub(crate) fn new(
         tracer: &Arc<Tracer>,
         copy: i32,
-        code: Code,
+        code: SyscallCode,
         work: Work,
         words: usize,
     ) -> Result<Self, Failure> {
@@ -233,7 +233,7 @@ fn map(file: &File, offset: usize, bytes: usize) -> Option<NonNull<c_void>> {
 
 /// Maps this program's code and shared memory into a copy. Returns that memory, and the setup for
 /// starting the function.
-fn prepare(copy: i32, code: &Code, image: &Image, words: usize) -> Option<(Shared, Setup)> {
+fn prepare(copy: i32, code: &SyscallCode, image: &Image, words: usize) -> Option<(Shared, Setup)> {
     let words = words.checked_next_multiple_of(PAGE / 8)?;
     let shared_bytes = words.checked_mul(8)?.checked_add(STACK_BYTES)?;
     let length = image.len().checked_add(shared_bytes)?;

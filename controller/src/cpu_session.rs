@@ -256,7 +256,7 @@ impl Run {
                 let agent = launch::find_agent(None)?;
                 let discovery = Discovery::in_directory(directory.clone());
                 self.sampler.set_segment_directory(discovery);
-                let filters = filters::count_if_timers_pass();
+                let filters = filters::count_if_timers_allowed();
                 LaunchedProgram::start_with_timers(
                     command,
                     &agent,

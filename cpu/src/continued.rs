@@ -160,7 +160,7 @@ impl Memory for Continued<'_> {
         }
     }
 
-    fn read_inner(&mut self, _: u64, address: u64) -> Result<u64, Cause> {
+    fn read_callee_stack(&mut self, _: u64, address: u64) -> Result<u64, Cause> {
         self.read(address)
     }
 

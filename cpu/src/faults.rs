@@ -374,7 +374,7 @@ impl Faults {
         let Some(process) = recording.process(sample.pid) else {
             return;
         };
-        if sample.is_narrow && process.is_foreign_by(Machine::NARROW) {
+        if sample.is_32_bit && process.is_foreign_by(Machine::UNKNOWN_32_BIT) {
             return;
         }
         let sp = sample

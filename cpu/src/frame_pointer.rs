@@ -65,7 +65,7 @@ fn by_record(
         return None;
     }
     let low = at.fp.checked_add(16)?;
-    let sp = if Native::RECORD_ENDS_FRAME {
+    let sp = if Native::FRAME_RECORD_IS_OUTERMOST {
         low
     } else {
         space.rule(ip, library, scratch)?.sp_of_record(low, fp)?
@@ -89,7 +89,7 @@ pub fn load_caller(
     at: Registers,
     memory: &mut impl Memory,
 ) {
-    if !Native::RECORD_ENDS_FRAME
+    if !Native::FRAME_RECORD_IS_OUTERMOST
         && at.fp >= at.sp
         && let Some(ip) = saved_address(at.fp, memory)
     {
@@ -106,7 +106,7 @@ fn saved_address(fp: u64, memory: &mut impl Memory) -> Option<u64> {
 /// Steps from a trampoline of Python 3.12 or 3.13. Its frame has two words; the second is its
 /// return address.
 fn from_trampoline(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Option<Step> {
-    let code = Native::PADDING_TRAMPOLINE?;
+    let code = Native::PYTHON_TRAMPOLINE?;
     if !code.starts_with(&space.bytes_before(at.ip.wrapping_add(2))) {
         return None;
     }

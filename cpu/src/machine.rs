@@ -19,15 +19,15 @@ const OWN_MACHINE: u16 = 183;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Machine {
     /// True if its registers have 32 bits.
-    is_narrow: bool,
+    is_32_bit: bool,
     /// ELF machine number, if known.
     number: Option<u16>,
 }
 
 impl Machine {
     /// Machine that is known only to have 32-bit registers.
-    pub(crate) const NARROW: Self = Self {
-        is_narrow: true,
+    pub(crate) const UNKNOWN_32_BIT: Self = Self {
+        is_32_bit: true,
         number: None,
     };
 
@@ -50,9 +50,9 @@ impl Machine {
             BIG_ENDIAN => u16::from_be_bytes(e_machine),
             _ => u16::from_le_bytes(e_machine),
         };
-        let is_narrow = class != CLASS_64;
-        (is_narrow || number != OWN_MACHINE).then_some(Self {
-            is_narrow,
+        let is_32_bit = class != CLASS_64;
+        (is_32_bit || number != OWN_MACHINE).then_some(Self {
+            is_32_bit,
             number: Some(number),
         })
     }
@@ -78,7 +78,7 @@ fn name(number: u16) -> String {
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bits = if self.is_narrow { "32-bit " } else { "" };
+        let bits = if self.is_32_bit { "32-bit " } else { "" };
         write!(f, "it runs a {bits}program")?;
         if let Some(number) = self.number {
             write!(f, " for {}", name(number))?;

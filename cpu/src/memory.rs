@@ -58,7 +58,7 @@ impl Memory for Copied<'_> {
         Ok(u64::from_ne_bytes(word.try_into().unwrap_or_default()))
     }
 
-    fn read_inner(&mut self, _: u64, address: u64) -> Result<u64, Cause> {
+    fn read_callee_stack(&mut self, _: u64, address: u64) -> Result<u64, Cause> {
         self.read(address)
     }
 

@@ -353,7 +353,7 @@ impl Perf {
             return;
         };
         process.counts.hidden_ns += share.hidden;
-        if sample.is_narrow && process.is_foreign_by(Machine::NARROW) {
+        if sample.is_32_bit && process.is_foreign_by(Machine::UNKNOWN_32_BIT) {
             process.counts.rest_ns += share.ns;
             if let Some(meters) = &mut self.meters {
                 meters.count(sample.pid, sample.tid, None);

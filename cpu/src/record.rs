@@ -74,7 +74,7 @@ pub(crate) struct Sample<'a> {
     /// True if the copy has the maximum size, so that more of the stack may exist.
     pub stack_is_full: bool,
     /// True if the thread runs 32-bit code.
-    pub is_narrow: bool,
+    pub is_32_bit: bool,
 }
 
 /// New executable mapping.
@@ -104,13 +104,13 @@ impl<'a> Cursor<'a> {
         Some(u64::from_ne_bytes(self.bytes(8)?.try_into().ok()?))
     }
 
-    fn half(&mut self) -> Option<u32> {
+    fn word32(&mut self) -> Option<u32> {
         Some(u32::from_ne_bytes(self.bytes(4)?.try_into().ok()?))
     }
 
     /// Reads a process or thread id.
     fn number(&mut self) -> Option<i32> {
-        Some(self.half()?.cast_signed())
+        Some(self.word32()?.cast_signed())
     }
 }
 
@@ -127,8 +127,8 @@ pub(crate) fn parse_first<'a>(
     fields: &SampleTypes<'_>,
 ) -> Option<(Option<Timed<'a>>, &'a [u8])> {
     let mut cursor = Cursor(bytes);
-    let kind = cursor.half()?;
-    let rest = cursor.half()?.to_ne_bytes();
+    let kind = cursor.word32()?;
+    let rest = cursor.word32()?.to_ne_bytes();
     let misc = u16::from_ne_bytes([rest[0], rest[1]]);
     let size = usize::from(u16::from_ne_bytes([rest[2], rest[3]]));
     if size < 8 || size > bytes.len() {
@@ -254,27 +254,27 @@ fn sample<'a>(mut cursor: Cursor<'a>, fields: &SampleTypes<'_>) -> Option<(u64, 
         registers,
         stack,
         stack_is_full: used == room,
-        is_narrow: abi == ABI_32,
+        is_32_bit: abi == ABI_32,
     };
     Some((time, Record::Sample(sample)))
 }
 
 fn mapped(mut cursor: Cursor<'_>, kind: u32) -> Option<Mapped<'_>> {
     let pid = cursor.number()?;
-    cursor.half()?;
+    cursor.word32()?;
     let start = cursor.word()?;
     let len = cursor.word()?;
     let offset = cursor.word()?;
     let mut device = (0, 0);
     let mut inode = 0;
     if kind == MMAP2 {
-        device = (cursor.half()?, cursor.half()?);
+        device = (cursor.word32()?, cursor.word32()?);
         inode = cursor.word()?;
         cursor.word()?;
-        if cursor.half()? & PROT_EXEC == 0 {
+        if cursor.word32()? & PROT_EXEC == 0 {
             return None;
         }
-        cursor.half()?;
+        cursor.word32()?;
     }
     let path = cursor.0.get(..cursor.0.len().checked_sub(24)?)?;
     let end = path.iter().position(|b| *b == 0).unwrap_or(path.len());
@@ -358,7 +358,7 @@ mod tests {
         let kernel: Vec<u64> = kernel_addresses(sample.kernel).collect();
         assert_eq!(kernel, [0xffff_8000]);
         assert_eq!(sample.stack.len(), 16);
-        assert!(!sample.stack_is_full && sample.registers.is_some() && !sample.is_narrow);
+        assert!(!sample.stack_is_full && sample.registers.is_some() && !sample.is_32_bit);
         let mut words = sample_words(32, 16);
         let registers = words.len() - (REGISTERS + 32 / 8 + 2);
         words[registers - 1] = ABI_32;
@@ -366,7 +366,7 @@ mod tests {
         let Some((_, Record::Sample(sample))) = only(&bytes, ALL) else {
             panic!("no sample")
         };
-        assert!(sample.is_narrow && sample.registers.is_none());
+        assert!(sample.is_32_bit && sample.registers.is_none());
     }
 
     #[test]

@@ -100,11 +100,11 @@ pub trait Machine {
     /// True if a frame record (the caller's frame pointer, then the return address) is the
     /// outermost part of its frame, as pushed by the call and the function's first instruction.
     /// Otherwise the frame may continue beyond it.
-    const RECORD_ENDS_FRAME: bool;
+    const FRAME_RECORD_IS_OUTERMOST: bool;
 
     /// Instructions of the trampoline that Python 3.12 and 3.13 generate. It only aligns the stack
     /// and creates no frame record. Its call instruction ends after the sixth byte.
-    const PADDING_TRAMPOLINE: Option<[u8; 11]>;
+    const PYTHON_TRAMPOLINE: Option<[u8; 11]>;
 
     /// Returns the return address in a stack word, without its signature.
     fn return_address(word: u64) -> u64;

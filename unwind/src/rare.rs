@@ -56,7 +56,7 @@ where
     let signal_sp = signal_callee.map(|(_, sp)| sp);
     match (A::SIGNAL_FRAME, signal_sp) {
         (Some(saved), Some(sp)) if rule.is_leaf() => {
-            match memory.read_inner(sp, sp.wrapping_add_signed(saved.link)) {
+            match memory.read_callee_stack(sp, sp.wrapping_add_signed(saved.link)) {
                 Ok(link) => rule::leaf_step::<A>(rule, at, link, memory),
                 Err(cause) => Step::Truncated(cause),
             }

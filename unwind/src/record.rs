@@ -96,7 +96,7 @@ pub(crate) fn step<A: Machine>(
     let low = at.fp.checked_add(BYTES)?;
     if ip == 0 {
         // If no standard requires records, a pair of zeros may be something else.
-        let is_record = is_chained || !A::RECORD_ENDS_FRAME;
+        let is_record = is_chained || !A::FRAME_RECORD_IS_OUTERMOST;
         return (is_record && fp.value == 0).then_some(Step::End { ra });
     }
     let found = caller(ip)?;
@@ -108,12 +108,12 @@ pub(crate) fn step<A: Machine>(
             return None;
         }
     } else {
-        let is_only_a_record = A::RECORD_ENDS_FRAME && at.fp == at.sp;
+        let is_only_a_record = A::FRAME_RECORD_IS_OUTERMOST && at.fp == at.sp;
         if !found.is_caller_of_bare(fp.value, is_chained, is_only_a_record) {
             return None;
         }
     }
-    let sp = if A::RECORD_ENDS_FRAME {
+    let sp = if A::FRAME_RECORD_IS_OUTERMOST {
         if rule.is_bare() && fp.value != 0 && fp.value < low {
             return None;
         }
@@ -200,7 +200,7 @@ pub(crate) fn step_from_trampoline<A: Machine>(
     memory: &mut impl Memory,
     mut caller: impl FnMut(u64) -> Option<Caller>,
 ) -> Option<Step> {
-    let code = A::PADDING_TRAMPOLINE?;
+    let code = A::PYTHON_TRAMPOLINE?;
     let start = at.ip.checked_sub(6)?;
     // The code contains two or three aligned words, depending on its address.
     let skip = (start.next_multiple_of(4) - start) as usize;
@@ -411,8 +411,8 @@ mod tests {
             self.0.read(address)
         }
 
-        fn read_inner(&mut self, sp: u64, address: u64) -> Result<u64, Cause> {
-            self.0.read_inner(sp, address)
+        fn read_callee_stack(&mut self, sp: u64, address: u64) -> Result<u64, Cause> {
+            self.0.read_callee_stack(sp, address)
         }
 
         fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
@@ -441,7 +441,7 @@ mod tests {
             })
         };
         // Python 3.12 writes the trampolines one after another.
-        let code = X86_64::PADDING_TRAMPOLINE.expect("some").repeat(5);
+        let code = X86_64::PYTHON_TRAMPOLINE.expect("some").repeat(5);
         let returns: [u64; 4] = [6, 17, 28, 39];
         for at_return in returns.map(|offset| GENERATED + offset) {
             for ip in [BY_REGISTER, OF_TABLED] {

@@ -208,7 +208,7 @@ where
         for inner_index in (first..index).rev() {
             let inner = (self.frame)(inner_index);
             let cfa = outer.sp;
-            let mut read = |address| stack.read_inner(inner.sp, address);
+            let mut read = |address| stack.read_callee_stack(inner.sp, address);
             let tables = self.tables(inner.ip)?;
             let (row, _) = tables.row(inner.ip.wrapping_sub(1), self.scratch)?;
             match row.register(register).unwrap_or(RegisterRule::SameValue) {

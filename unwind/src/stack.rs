@@ -38,7 +38,7 @@ pub trait Memory {
     ///
     /// # Errors
     /// Errors of [`read`](Self::read).
-    fn read_inner(&mut self, sp: u64, address: u64) -> Result<u64, Cause>;
+    fn read_callee_stack(&mut self, sp: u64, address: u64) -> Result<u64, Cause>;
 
     /// Continues at `sp` on another stack: the one that a signal interrupted, or that a frame left.
     ///
@@ -85,7 +85,7 @@ impl Memory for Copied<'_> {
         self.words.get(index).copied().ok_or(Cause::OutOfStack)
     }
 
-    fn read_inner(&mut self, _: u64, address: u64) -> Result<u64, Cause> {
+    fn read_callee_stack(&mut self, _: u64, address: u64) -> Result<u64, Cause> {
         self.read(address)
     }
 
@@ -120,8 +120,8 @@ impl<M: Memory> Memory for Interrupted<'_, M> {
         }
     }
 
-    fn read_inner(&mut self, sp: u64, address: u64) -> Result<u64, Cause> {
-        self.memory.read_inner(sp, address)
+    fn read_callee_stack(&mut self, sp: u64, address: u64) -> Result<u64, Cause> {
+        self.memory.read_callee_stack(sp, address)
     }
 
     fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
@@ -497,7 +497,7 @@ impl Memory for Stack {
     }
 
     #[cold]
-    fn read_inner(&mut self, sp: u64, address: u64) -> Result<u64, Cause> {
+    fn read_callee_stack(&mut self, sp: u64, address: u64) -> Result<u64, Cause> {
         Self::at(sp).read(address)
     }
 

@@ -66,7 +66,7 @@ pub fn find_next() {
 /// Returns the forms that are hidden, because they are not used.
 pub fn hidden() -> impl Iterator<Item = Name<'static>> {
     // In a program that is not profiled, all symbols are hidden elsewhere.
-    let hides = !backend::stands_aside() && !backend::is_left_out();
+    let hides = !backend::is_inactive() && !backend::is_left_out();
     let passes_on = PASSES_ON.load(Ordering::Relaxed);
     let missing = MISSING.load(Ordering::Relaxed);
     let is_hidden = move |form: usize| hides && (passes_on || (missing >> form) & 1 == 1);
@@ -446,7 +446,7 @@ struct Targets {
 fn targets() -> Targets {
     let nothing = [null_mut(); NAMES.len()];
     let free = backend::free_on_any_stack();
-    if backend::stands_aside() {
+    if backend::is_inactive() {
         PASSES_ON.store(true, Ordering::Relaxed);
         return Targets {
             next: definitions::next_definitions(&NAMES, &FORMS),

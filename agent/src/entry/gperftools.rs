@@ -71,7 +71,7 @@ fn is_global(checker: *const Checker) -> bool {
 /// Returns true if calls are passed on to another library. A sanitizer may call before the first
 /// allocation, which decides whose allocator is used.
 pub fn is_passed_on() -> bool {
-    backend::is_system() || backend::stands_aside()
+    backend::is_system() || backend::is_inactive()
 }
 
 /// Defines functions: the body runs unless the call is passed on to another library. `silent` is

@@ -64,7 +64,7 @@ find_and_jump!(first_next_dlvsym, find_next_dlvsym);
 
 /// Looks up all functions at start-up, so that nothing is looked up later.
 pub fn find_next() {
-    if backend::stands_aside() || backend::is_left_out() {
+    if backend::is_inactive() || backend::is_left_out() {
         KEPT_FLAGS.store(!0, Ordering::Relaxed);
     }
     find_next_dlsym();
@@ -168,7 +168,7 @@ unsafe extern "C" fn answer_for_version(
         ours: null_mut(),
         next: NEXT_DLVSYM.load(Ordering::Relaxed),
     };
-    let is_passed_on = backend::stands_aside() || backend::is_left_out();
+    let is_passed_on = backend::is_inactive() || backend::is_left_out();
     if name.is_null() || version.is_null() || is_passed_on {
         return loaders;
     }
@@ -203,7 +203,7 @@ unsafe extern "C" fn answer_for_version(
 /// # Safety
 /// `handle` and `name` are valid arguments of `dlsym`.
 unsafe extern "C" fn our_result(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    let is_passed_on = backend::stands_aside() || backend::is_left_out();
+    let is_passed_on = backend::is_inactive() || backend::is_left_out();
     if handle == libc::RTLD_NEXT || name.is_null() || is_passed_on {
         return null_mut();
     }

@@ -2,7 +2,7 @@
 //! empty, and programs that monitor themselves would see nothing.
 
 use crate::arch::on_aligned_stack;
-use crate::backend::{is_system, stands_aside};
+use crate::backend::{is_inactive, is_system};
 use crate::stats::Usage;
 use crate::sys::{self, Uncancelled};
 use crate::{range, sample, stats};
@@ -137,14 +137,14 @@ unsafe extern "C" {
 
 /// Returns a function of the program's own allocator, if it keeps that.
 fn system_function(name: &CStr) -> Option<*mut c_void> {
-    let keeps_own = is_system() || stands_aside();
+    let keeps_own = is_system() || is_inactive();
     let found = keeps_own.then(|| sys::next_symbol(name));
     found.filter(|found| !found.is_null())
 }
 
 /// Returns jemalloc's usage; zeros if the program keeps its own allocator and nothing was sampled.
 fn our_usage() -> Usage {
-    if stands_aside() || (is_system() && range::reserved() == 0) {
+    if is_inactive() || (is_system() && range::reserved() == 0) {
         return Usage::default();
     }
     let saved = sys::errno();

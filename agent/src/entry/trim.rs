@@ -1,7 +1,7 @@
 //! `malloc_trim`, with which programs return free memory to the system.
 
 use crate::arch::on_aligned_stack;
-use crate::backend::{is_system, stands_aside};
+use crate::backend::{is_inactive, is_system};
 use crate::{range, sample, stats, sys};
 use core::ffi::{c_int, c_void};
 
@@ -15,12 +15,12 @@ on_aligned_stack! {
 }
 
 unsafe extern "C" fn trim(pad: usize) -> c_int {
-    let others = if is_system() || stands_aside() {
+    let others = if is_system() || is_inactive() {
         trim_next(pad)
     } else {
         0
     };
-    if (is_system() && range::reserved() == 0) || stands_aside() {
+    if (is_system() && range::reserved() == 0) || is_inactive() {
         return others;
     }
     let saved = sys::errno();

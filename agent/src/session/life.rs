@@ -154,7 +154,7 @@ pub(super) fn create_segment(start: Option<InitialSession>, forked_from: u32, at
     time::read_shift();
     let start_time = time::shift().machine_start_time(identity::start_time());
     // A session that `run` requested ends when `run` does.
-    let start = start.filter(|_| !backend::stands_aside() && !name::is_moved());
+    let start = start.filter(|_| !backend::is_inactive() && !name::is_moved());
     if forked_from != 0
         && let Some(start) = start
     {
@@ -229,7 +229,7 @@ fn publish(start_time: u64, forked_from: u32, first: Result<Option<Session>, Err
     SEGMENT_STATE.own(mark::mark());
     if musl::is_here() {
         refuse(REFUSES_MUSL, 0);
-    } else if backend::stands_aside() {
+    } else if backend::is_inactive() {
         refuse(REFUSES_SANITIZER, 0);
     } else if let Err(Errno(errno)) = first {
         refuse(REFUSES_MEMORY, errno);

@@ -4,7 +4,7 @@
 //! `svc` and restored the first argument, so the registers can be restored as they are.
 
 use super::{Rank, put};
-use crate::code::Code;
+use crate::code::SyscallCode;
 use crate::request;
 
 /// `svc #0; ret`.
@@ -97,7 +97,13 @@ impl General {
     /// Returns the registers for making a system call, with the stack at `frame`. If the thread is
     /// released there, it returns into that frame.
     #[must_use]
-    pub fn calling(&self, code: &Code, number: libc::c_long, args: [u64; 6], frame: u64) -> Self {
+    pub fn calling(
+        &self,
+        code: &SyscallCode,
+        number: libc::c_long,
+        args: [u64; 6],
+        frame: u64,
+    ) -> Self {
         let mut regs = *self;
         regs.0[..6].copy_from_slice(&args);
         regs.0[X8] = number.cast_unsigned();
@@ -180,7 +186,13 @@ pub fn obstacle(tid: i32) -> Option<&'static str> {
 
 /// Returns a signal frame that restores these registers and this mask of blocked signals. An empty
 /// `vector` clears the vector registers. (The frame does not depend on its address here.)
-pub fn frame(_address: u64, regs: &General, vector: &[u8], mask: u64, _code: &Code) -> Vec<u8> {
+pub fn frame(
+    _address: u64,
+    regs: &General,
+    vector: &[u8],
+    mask: u64,
+    _code: &SyscallCode,
+) -> Vec<u8> {
     // The list of records ends with one that is all zero.
     let mut bytes = vec![0; (RECORDS + VECTOR_SIZE + 16).next_multiple_of(64)];
     // An invalid mode, with which the kernel leaves the alternate stack as it is.

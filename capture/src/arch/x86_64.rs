@@ -3,7 +3,7 @@
 use std::arch::x86_64::__cpuid_count;
 
 use super::{Rank, put, restart};
-use crate::code::Code;
+use crate::code::SyscallCode;
 use crate::request;
 
 /// `syscall; ret`.
@@ -104,7 +104,13 @@ impl General {
     /// Returns the registers for making a system call, with the stack at `frame`. If the thread is
     /// released there, it returns into that frame.
     #[must_use]
-    pub fn calling(&self, code: &Code, number: libc::c_long, args: [u64; 6], frame: u64) -> Self {
+    pub fn calling(
+        &self,
+        code: &SyscallCode,
+        number: libc::c_long,
+        args: [u64; 6],
+        frame: u64,
+    ) -> Self {
         let mut regs = *self;
         for (index, arg) in ARGUMENTS.into_iter().zip(args) {
             regs.0[index] = arg;
@@ -183,7 +189,13 @@ pub fn obstacle(_tid: i32) -> Option<&'static str> {
 
 /// Returns a signal frame for this address (a multiple of 64) that restores these registers and
 /// this mask of blocked signals. An empty `vector` clears the vector registers.
-pub fn frame(address: u64, regs: &General, vector: &[u8], mask: u64, code: &Code) -> Vec<u8> {
+pub fn frame(
+    address: u64,
+    regs: &General,
+    vector: &[u8],
+    mask: u64,
+    code: &SyscallCode,
+) -> Vec<u8> {
     let mut bytes = vec![0; FRAME.next_multiple_of(64)];
     put(&mut bytes, 0, code.sigreturn);
     put(&mut bytes, CONTEXT, CONTEXT_FLAGS);

@@ -18,7 +18,7 @@ const TIMER_TIMEOUT_NS: i64 = 500_000_000;
 
 /// Returns the number of filters on this process, if there are any and all of them allow the system
 /// calls of the agent's timers.
-pub fn count_if_timers_pass() -> Option<u32> {
+pub fn count_if_timers_allowed() -> Option<u32> {
     let (mode, filters) = proc::seccomp(std::process::id() as i32);
     (mode == FILTERED && filters > 0 && timers_pass_in_a_child()).then_some(filters)
 }

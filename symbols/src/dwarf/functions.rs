@@ -3,7 +3,7 @@
 use gimli::{AttributeValue, Range, RangeListsOffset, Result, UnitOffset, UnitRef};
 
 use super::candidates::UnitQuery;
-use super::plan::{FoundEntry, Plans, kind};
+use super::plan::{FoundEntry, SkipPlans, kind};
 use super::residency::Residency;
 use super::scan::StartAddresses;
 use super::units::{Die, Slice, Units};
@@ -49,7 +49,7 @@ pub fn find(units: &Units, query: &UnitQuery, found: &mut [Option<Function>]) ->
         residency: &units.residency,
     };
     // How to skip the entries of each abbreviation.
-    let mut plans = Plans::new(&opened.abbreviations);
+    let mut plans = SkipPlans::new(&opened.abbreviations);
     search.find_by_start_addresses(&mut plans, &StartAddresses::new(query.ranges), found)?;
     // Types, namespaces and functions rarely contain functions that have addresses, so the
     // first pass skips their children.
@@ -94,7 +94,7 @@ impl<'u, 'a> Search<'u, 'a> {
     /// walking through all entries: searches the unit's bytes for the start addresses.
     fn find_by_start_addresses(
         &self,
-        plans: &mut Plans<'u>,
+        plans: &mut SkipPlans<'u>,
         starts: &StartAddresses,
         found: &mut [Option<Function>],
     ) -> Result<()> {
@@ -125,7 +125,7 @@ impl<'u, 'a> Search<'u, 'a> {
     /// sibling reference. Returns true if no entry was skipped.
     fn find_by_walk(
         &self,
-        plans: &mut Plans<'u>,
+        plans: &mut SkipPlans<'u>,
         found: &mut [Option<Function>],
         skip_children: bool,
     ) -> Result<bool> {
@@ -241,7 +241,7 @@ impl<'u, 'a> Search<'u, 'a> {
     /// Finds the inlined calls, walking once through each function.
     fn find_inlined_calls(
         &self,
-        plans: &mut Plans<'u>,
+        plans: &mut SkipPlans<'u>,
         found: &mut [Option<Function>],
     ) -> Result<()> {
         let mut functions: Vec<UnitOffset> = found.iter().flatten().map(|f| f.die.entry).collect();
@@ -259,7 +259,7 @@ impl<'u, 'a> Search<'u, 'a> {
     fn find_calls_of_next_function(
         &self,
         walk: &mut Walk<'u, 'a>,
-        plans: &mut Plans<'u>,
+        plans: &mut SkipPlans<'u>,
         found: &mut [Option<Function>],
     ) -> Result<()> {
         let function = walk.next_offset();

@@ -50,7 +50,7 @@ pub mod kind {
 }
 
 /// Layout shared by all entries of an abbreviation.
-pub struct Plan<'u> {
+pub struct SkipPlan<'u> {
     /// Abbreviation of the entries.
     pub abbreviation: &'u Abbreviation,
     /// Set if the entries have children, which follow them.
@@ -78,7 +78,7 @@ pub struct RangePosition {
     pub width: usize,
 }
 
-impl<'u> Plan<'u> {
+impl<'u> SkipPlan<'u> {
     fn new(abbreviation: &'u Abbreviation, header: &UnitHeader<Slice>) -> Self {
         let specs = abbreviation.attributes();
         let mut plan = Self {
@@ -142,15 +142,15 @@ fn kinds(abbreviation: &Abbreviation) -> u8 {
 }
 
 /// Skip plans of a unit, computed on first use.
-pub struct Plans<'u> {
+pub struct SkipPlans<'u> {
     abbreviations: &'u Abbreviations,
     /// Plans by code, for codes below [`LOW_CODES`].
-    low: Vec<Option<Rc<Plan<'u>>>>,
+    low: Vec<Option<Rc<SkipPlan<'u>>>>,
     /// Plans of greater codes.
-    high: HashMap<u64, Rc<Plan<'u>>>,
+    high: HashMap<u64, Rc<SkipPlan<'u>>>,
 }
 
-impl<'u> Plans<'u> {
+impl<'u> SkipPlans<'u> {
     /// Returns an empty set of plans.
     pub fn new(abbreviations: &'u Abbreviations) -> Self {
         Self {
@@ -162,7 +162,7 @@ impl<'u> Plans<'u> {
 
     /// Returns the plan of the abbreviation with this code.
     #[inline]
-    pub fn get(&mut self, code: u64, header: &UnitHeader<Slice>) -> Result<&Rc<Plan<'u>>> {
+    pub fn get(&mut self, code: u64, header: &UnitHeader<Slice>) -> Result<&Rc<SkipPlan<'u>>> {
         let at = usize::try_from(code).unwrap_or(LOW_CODES);
         if at >= LOW_CODES {
             return self.get_high(code, header);
@@ -198,7 +198,7 @@ impl<'u> Plans<'u> {
     }
 
     #[cold]
-    fn get_high(&mut self, code: u64, header: &UnitHeader<Slice>) -> Result<&Rc<Plan<'u>>> {
+    fn get_high(&mut self, code: u64, header: &UnitHeader<Slice>) -> Result<&Rc<SkipPlan<'u>>> {
         let plan = match self.high.get(&code) {
             Some(plan) => Rc::clone(plan),
             None => self.compute(code, header)?,
@@ -207,10 +207,10 @@ impl<'u> Plans<'u> {
     }
 
     #[cold]
-    fn compute(&self, code: u64, header: &UnitHeader<Slice>) -> Result<Rc<Plan<'u>>> {
+    fn compute(&self, code: u64, header: &UnitHeader<Slice>) -> Result<Rc<SkipPlan<'u>>> {
         let abbreviation = self.abbreviations.get(code);
         let abbreviation = abbreviation.ok_or(Error::InvalidAbbreviationCode(code))?;
-        Ok(Rc::new(Plan::new(abbreviation, header)))
+        Ok(Rc::new(SkipPlan::new(abbreviation, header)))
     }
 }
 

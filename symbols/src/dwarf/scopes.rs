@@ -11,7 +11,7 @@ use foldhash::HashMap;
 use gimli::{AttributeValue, DwTag, Result, UnitOffset, UnitRef};
 
 use super::super::demangle::{Style, demangle};
-use super::plan::{Plans, kind};
+use super::plan::{SkipPlans, kind};
 use super::units::{Die, Slice, Units, each_attribute};
 use super::walk::{Entry, Walk};
 
@@ -102,7 +102,7 @@ fn find_scopes(
 ) -> Result<()> {
     let opened = units.open(number)?;
     let unit = units.unit_ref(number, &opened);
-    let mut plans = Plans::new(&opened.abbreviations);
+    let mut plans = SkipPlans::new(&opened.abbreviations);
     let mut walk = Walk::new(unit, &units.residency)?;
     let mut ancestors: Vec<Entry> = Vec::new();
     let mut wanted = wanted.iter().copied().peekable();

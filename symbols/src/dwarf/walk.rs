@@ -5,7 +5,7 @@ use std::rc::Rc;
 use gimli::{Attribute, EntriesRaw, Error, Range, Reader, Result, UnitOffset, UnitRef};
 
 use super::image::number;
-use super::plan::{Plan, Plans};
+use super::plan::{SkipPlan, SkipPlans};
 use super::residency::Residency;
 use super::units::Slice;
 
@@ -42,7 +42,7 @@ pub struct Entry<'u> {
     /// deeper are not ancestors.
     pub min_depth: isize,
     /// Skip plan of the entry's abbreviation.
-    pub plan: Rc<Plan<'u>>,
+    pub plan: Rc<SkipPlan<'u>>,
     /// Offset of the first attribute in the unit's entries.
     attributes: usize,
     /// Offset after the last attribute.
@@ -103,7 +103,7 @@ impl<'w, 'a> Walk<'w, 'a> {
     /// depth is not greater than `stop_depth` (`isize::MIN`: walks to the end of the unit).
     pub fn next<'u>(
         &mut self,
-        plans: &mut Plans<'u>,
+        plans: &mut SkipPlans<'u>,
         kinds: u8,
         stop_depth: isize,
     ) -> Result<Option<Entry<'u>>> {
@@ -159,7 +159,7 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     /// Finds the end of an entry with gimli, if the entry's plan does not give it.
     #[cold]
-    fn end_by_gimli(&self, plan: &Plan<'_>, attributes: usize) -> Result<usize> {
+    fn end_by_gimli(&self, plan: &SkipPlan<'_>, attributes: usize) -> Result<usize> {
         let mut rest = self.attributes(attributes)?;
         rest.skip_attributes(plan.abbreviation.attributes())?;
         Ok(rest.next_offset().0)
@@ -316,7 +316,7 @@ mod tests {
     fn by_us(unit: UnitRef<'_, Slice<'_>>) -> (Vec<(UnitOffset, isize)>, bool) {
         let residency = Residency::of(None);
         let mut walk = Walk::new(unit, &residency).unwrap();
-        let mut plans = Plans::new(&unit.unit.abbreviations);
+        let mut plans = SkipPlans::new(&unit.unit.abbreviations);
         let mut all = Vec::new();
         loop {
             match walk.next(&mut plans, kind::FUNCTION, isize::MIN) {
@@ -390,7 +390,7 @@ mod tests {
             assert_eq!(by_us(unit), by_gimli(unit));
             let residency = Residency::of(None);
             let mut walk = Walk::new(unit, &residency).unwrap();
-            let mut plans = Plans::new(&unit.unit.abbreviations);
+            let mut plans = SkipPlans::new(&unit.unit.abbreviations);
             let mut reports = Vec::new();
             while let Some(entry) = walk.next(&mut plans, kind::FUNCTION, isize::MIN).unwrap() {
                 let range = walk.range(&entry).map(|range| (range.begin, range.end));

@@ -30,8 +30,8 @@ impl Machine for Aarch64 {
         sp: REGISTERS_OFFSET + 31 * 8,
         pc: REGISTERS_OFFSET + 32 * 8,
     });
-    const RECORD_ENDS_FRAME: bool = false;
-    const PADDING_TRAMPOLINE: Option<[u8; 11]> = None;
+    const FRAME_RECORD_IS_OUTERMOST: bool = false;
+    const PYTHON_TRAMPOLINE: Option<[u8; 11]> = None;
 
     /// Strips the pointer-authentication code, whose position depends on the kernel's address space
     /// (at least 39 bits). On other machines, strips all bits above an address space of 48 bits.

@@ -19,9 +19,9 @@ impl Machine for X86_64 {
     const HAS_PLT_RULE: bool = true;
     const VENDOR: Vendor = Vendor::Default;
     const SIGNAL_FRAME: Option<SignalFrame> = None;
-    const RECORD_ENDS_FRAME: bool = true;
+    const FRAME_RECORD_IS_OUTERMOST: bool = true;
     /// `sub $8, %rsp`, `call *%rcx`, `add $8, %rsp`, `ret`.
-    const PADDING_TRAMPOLINE: Option<[u8; 11]> = Some([
+    const PYTHON_TRAMPOLINE: Option<[u8; 11]> = Some([
         0x48, 0x83, 0xec, 0x08, 0xff, 0xd1, 0x48, 0x83, 0xc4, 0x08, 0xc3,
     ]);
 
