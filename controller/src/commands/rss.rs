@@ -1,6 +1,8 @@
 //! `rss`: samples which stacks touch memory that stays resident.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 
 use mem_agents::text;
@@ -66,12 +68,16 @@ fn settings(sampling: RssSamplingArgs) -> Settings {
     }
 }
 
-/// Makes the requested pages, or prints how to read the largest profile. Returns false if a page
-/// failed.
+/// Makes the requested pages, each of a process's last profile, or prints how to read the largest
+/// profile. Returns false if a page failed.
 fn follow_up(outcome: &Outcome, page: PageArgs) -> bool {
     if page.html || page.open {
-        let files = outcome.written.iter().map(|written| &*written.path);
-        return super::make_pages(files, page);
+        let last: BTreeMap<i32, &Path> = outcome
+            .written
+            .iter()
+            .map(|written| (written.pid, &*written.path))
+            .collect();
+        return super::make_pages(last.into_values(), page);
     }
     let largest = outcome
         .written
