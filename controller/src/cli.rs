@@ -414,12 +414,19 @@ pub struct CleanArgs {
     pub quiet: bool,
 }
 
-/// Exits with a usage error if the program after `run` or `cpu run` begins with a hyphen: it is a
+/// Exits with a usage error if the program after `run`, `cpu run` or `rss run` begins with a hyphen: it is a
 /// misspelt option.
 pub fn refuse_option(command: &[&str], program: &OsStr) {
     if program.as_encoded_bytes().starts_with(b"-") {
         let similar = usage::similar_option(command, program);
-        let question = similar.map_or(String::new(), |option| format!("; did you mean {option}?"));
+        let hint = program
+            .to_str()
+            .and_then(|option| usage::alternative_to(command[0], option));
+        let question = match (hint, similar) {
+            (Some(hint), _) => format!(": {hint}"),
+            (None, Some(option)) => format!("; did you mean {option}?"),
+            (None, None) => String::new(),
+        };
         let words = command.join(" ");
         let typed = text::path(program);
         let message = format!("{words} has no option {typed}{question}");

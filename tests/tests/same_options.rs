@@ -154,6 +154,7 @@ fn options_that_a_command_lacks_are_refused_with_what_to_use() {
         ("list", "-q", "> /dev/null"),
         ("list", "--html", "mem_profiler serve"),
         ("top", "--html", "mem_profiler dump --html"),
+        ("top", "--rss", "mem_profiler rss --every"),
         ("why", "-o", "mem_profiler why > FILE"),
         ("serve", "--html", "in a browser"),
         ("serve", "--json", "/api/processes"),
@@ -165,6 +166,8 @@ fn options_that_a_command_lacks_are_refused_with_what_to_use() {
         let is_said = outcome.stderr.contains("tip: ") && outcome.stderr.contains(instead);
         assert!(is_said, "{command}: {outcome:?}");
     }
+    let outcome = run(scratch.profiler().args(["run", "--rss", "--", "true"]));
+    outcome.refused(2, &["'mem_profiler rss run'"]);
     let cleaned = run(scratch.profiler().args(["clean", "-q"]));
     assert_eq!(cleaned.code, Some(0), "{cleaned:?}");
     assert_eq!(format!("{}{}", cleaned.stdout, cleaned.stderr), "");

@@ -129,9 +129,8 @@ fn hints(error: &Error) -> Vec<String> {
     }
 }
 
-/// Returns a hint on what to use instead of an option of the commands that write files. `command`
-/// lacks it, because it only prints.
-fn alternative_to(command: &str, option: &str) -> Option<&'static str> {
+/// Returns a hint on what to use instead of an option that `command` lacks.
+pub fn alternative_to(command: &str, option: &str) -> Option<&'static str> {
     const FILE_OPTIONS: [&str; 2] = ["-o", "--output"];
     const PAGE_OPTIONS: [&str; 2] = ["--html", "--open"];
     let is_file = FILE_OPTIONS.contains(&option);
@@ -144,6 +143,8 @@ fn alternative_to(command: &str, option: &str) -> Option<&'static str> {
         "top" if is_page => {
             "'mem_profiler dump --html' makes a page of what it shows; 'serve' shows a live one"
         }
+        "run" if option == "--rss" => "'mem_profiler rss run' samples resident memory",
+        "top" if option == "--rss" => "'mem_profiler rss --every 10' writes it regularly",
         "clean" if is_page || is_file => "'clean' writes no files; 'recover' writes profiles first",
         "list" | "why" | "top" if matches!(option, "-q" | "--quiet") => {
             "what it prints is all that it makes: use '> /dev/null' for the exit code alone"
@@ -161,9 +162,7 @@ fn instead_of_run(command: &str) -> Option<&'static str> {
         "top" | "both" | "dump" | "stop" | "why" | "list" => {
             "to start a program with the agent, use 'mem_profiler run -- PROGRAM'"
         }
-        "rss" | "go" => {
-            "it needs no agent: start the program as usual, then select it with -p NAME"
-        }
+        "go" => "it needs no agent: start the program as usual, then select it with -p NAME",
         _ => return None,
     })
 }
@@ -311,7 +310,6 @@ mod tests {
         for (command, instead) in [
             ("leaks", "run --leak-check -- PROGRAM"),
             ("top", "'mem_profiler run -- PROGRAM'"),
-            ("rss", "-p NAME"),
             ("go", "-p NAME"),
         ] {
             let found = instead_of_run(command);
