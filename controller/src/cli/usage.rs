@@ -247,6 +247,10 @@ mod tests {
             .arg("600")
             .spawn()
             .unwrap();
+        // The kernel closes files on exec before it changes the name, so `spawn` may return between.
+        while !is_process("lisst") {
+            std::thread::yield_now();
+        }
         let message = message(&["lisst"]);
         process.kill().unwrap();
         process.wait().unwrap();
