@@ -246,8 +246,8 @@ impl Reader<'_> {
         crate::jemalloc::joined(heaps)
     }
 
-    /// Returns true if the first arena has memory outside `[heap]`, because `brk` failed. The pieces
-    /// of that memory are not linked to each other.
+    /// Returns true if the first arena has memory outside `[heap]`, because `brk` failed. The
+    /// pieces of that memory are not linked to each other.
     fn is_scattered(&self, arenas: &[Arena]) -> bool {
         let top = arenas.first().and_then(|first| self.top(first));
         top.is_some_and(|top| self.is_chunk(top) && !self.mappings.program_break.contains(&top))
