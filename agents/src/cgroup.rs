@@ -126,7 +126,8 @@ impl Mount {
     }
 }
 
-/// Returns a path of `mountinfo`, in which spaces, tabs, line feeds and backslashes are octal numbers.
+/// Decodes a path of `mountinfo`, in which spaces, tabs, line feeds and backslashes are octal
+/// escapes.
 fn unescaped(path: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(path.len());
     let mut rest = path;
@@ -148,7 +149,7 @@ fn unescaped(path: &[u8]) -> PathBuf {
 /// Account of a control group's memory.
 #[derive(Clone, Debug)]
 pub struct Account {
-    /// Hierarchy that keeps it.
+    /// Hierarchy of the group.
     mount: Mount,
     /// Directory of the group.
     pub directory: PathBuf,
@@ -164,8 +165,8 @@ impl Account {
         memory_of(&self.directory, usage_files(self.version))
     }
 
-    /// Returns the group around this one that is nearest to its limit, with its memory; `None` if none
-    /// has a limit. The group's own limit does not count.
+    /// Returns the ancestor of the group that is nearest to its own limit, with its memory; `None`
+    /// if no ancestor has a limit.
     pub fn narrowest_around(&self) -> Option<(PathBuf, Memory)> {
         let around = self.directory.ancestors().skip(1);
         let around = around.take_while(|group| group.starts_with(&self.mount.mount_point));
@@ -180,7 +181,8 @@ impl Account {
         })
     }
 
-    /// Returns true if a process is in the group or in a descendant of it: if it is charged to it.
+    /// Returns true if a process is in the group or in a descendant of it, so that its memory is
+    /// charged to the group.
     pub fn contains(&self, pid: i32) -> bool {
         groups(pid).iter().any(|(controllers, path)| {
             let directory = self.mount.directory_of(controllers, Path::new(path));
@@ -193,8 +195,8 @@ impl Account {
         number_in(&self.directory.join(file))
     }
 
-    /// Returns the counters of `memory.stat`, by name, in bytes. Those of version 1 include the
-    /// descendants and lack the prefix `total_`.
+    /// Returns the counters of `memory.stat`, by name, in bytes. Of version 1, returns those that
+    /// include descendants, without their prefix `total_`.
     pub fn counters(&self) -> HashMap<String, u64> {
         let text = fs::read_to_string(self.directory.join("memory.stat")).unwrap_or_default();
         text.lines()
@@ -261,7 +263,8 @@ impl Group {
                 Err(_) => inside,
             };
             let directory = mount.mount_point.join(inside);
-            // A file of the root of version 1 only. A group may look like the root from inside.
+            // Only the root of version 1 has this file. By its path, any group may look like the
+            // root from inside a container.
             let is_root = version == 1 && directory.join("release_agent").exists();
             let account = Account {
                 mount: mount.clone(),

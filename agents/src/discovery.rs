@@ -3,9 +3,9 @@
 //!
 //! Anybody may create any number of files there, so the cost of a scan is bounded: a few system
 //! calls per segment and per process in another namespace, no open descriptors, at most 64 segments
-//! of each live process, and a limited number of dead ones per owner. A process's maps are read only
-//! if several segments claim to belong to it. [`Agent::confirm`] reads them for processes that are
-//! about to receive commands.
+//! of each live process, and a limited number of dead ones per owner. A process's maps are read
+//! only if several segments claim to belong to it. [`Agent::confirm`] reads them for processes that
+//! are about to receive commands.
 
 mod found;
 pub mod process_index;
@@ -30,9 +30,8 @@ use crate::text;
 /// Name prefix of the directory that `run`, if run as root, creates inside its own directory. The
 /// rest of the name is unguessable.
 pub const HIDDEN_PREFIX: &str = "segments.";
-/// Minimum age of a directory's modification time at which it is relied on. After a later change,
-/// the time is certain to differ, although the clocks of some file systems advance only every
-/// second.
+/// Minimum age of a directory's modification time for detecting changes by it. A change after that
+/// gets a different time, even on file systems whose clocks advance only every second.
 const SETTLED_AFTER: Duration = Duration::from_secs(3);
 /// Maximum number of `run` directories per owner that are searched.
 const MAX_RUNS: usize = 64;

@@ -6,7 +6,7 @@ use shm_protocol::snapshot::Header;
 use crate::discovery::{Agent, Life};
 use crate::process_end::ProcessEnd;
 
-/// The state of a session when it was dumped.
+/// State of a session when it was dumped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The session continues.
@@ -17,7 +17,7 @@ pub enum Ended {
     Exited(Option<u8>),
     /// The process died of this signal during the session.
     Died(i32),
-    /// The process has ended, by a signal, or by `_exit` unrecorded; which of them is unknown.
+    /// The process has ended by a signal or by an `_exit` that was not recorded; which is unknown.
     Gone,
     /// The process executed another program during the session.
     Replaced,

@@ -9,7 +9,7 @@ pub const MIN_INTERVAL: u64 = 64;
 pub const MAX_INTERVAL: u64 = 1 << 30;
 /// Interval at the start of a session for which none is given, in bytes.
 pub const DEFAULT_INTERVAL: u64 = 1024;
-/// Limit on sampling in such a session, as a fraction of the CPU time.
+/// Default limit on sampling, as a fraction of the CPU time.
 pub const DEFAULT_MAX_OVERHEAD: f64 = 0.05;
 /// Ratio of cost to limit above which the limit counts as exceeded. Above 1, since measurements
 /// scatter.

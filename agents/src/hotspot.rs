@@ -41,8 +41,8 @@ pub struct JavaHeap {
 impl JavaHeap {
     /// Finds the heap of a process. `maps` is the text of its maps, and `others` is memory that is
     /// known to be something else, sorted and disjoint. Returns `None` if the process runs no Java,
-    /// or keeps no counters, or if no other mappings have the heap's size. The heaps of ZGC are files
-    /// in memory (`/memfd:java_heap`).
+    /// or keeps no counters, if no other mappings have the heap's size, or if the heap is a file in
+    /// memory, as with ZGC (`/memfd:java_heap`).
     pub fn find(pid: i32, maps: &[u8], others: &[Range<u64>]) -> Option<Self> {
         let is_file_in_memory = |entry: Entry<'_>| entry.path.starts_with(b"/memfd:java_heap");
         if Entry::all(maps).any(is_file_in_memory) {
@@ -69,7 +69,8 @@ impl JavaHeap {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sizes {
     used: u64,
-    /// Maximum size of the heap. Collectors with regions count all of it for each generation.
+    /// Maximum size of the heap. Collectors with regions (G1) state the size of the whole heap for
+    /// each generation.
     max: MaxSizes,
 }
 
@@ -133,8 +134,8 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 /// Finds adjacent private mappings that together have the size of the heap. They are anonymous, or
-/// contain archived objects (`classes.jsa`). None is among `others`: the heaps of glibc's arenas are
-/// adjacent, too.
+/// contain archived objects (`classes.jsa`). Excludes `others`, such as the heaps of glibc's
+/// arenas, which are adjacent, too.
 fn range_of(max: MaxSizes, maps: &[u8], others: &[Range<u64>]) -> Option<Range<u64>> {
     let may_hold_heap = |entry: &Entry<'_>| {
         let is_archive = text::base_name(entry.path).ends_with(b".jsa");
@@ -144,7 +145,7 @@ fn range_of(max: MaxSizes, maps: &[u8], others: &[Range<u64>]) -> Option<Range<u
         .filter(may_hold_heap)
         .map(|entry| entry.start..entry.end)
         .collect();
-    // End of the adjacent mappings from each one on.
+    // For each mapping: end of the run of adjacent mappings that it is in.
     let mut ends: Vec<u64> = mappings.iter().map(|mapping| mapping.end).collect();
     for number in (1..mappings.len()).rev() {
         if mappings[number - 1].end == mappings[number].start {

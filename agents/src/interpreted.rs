@@ -15,6 +15,7 @@ const UNKNOWN: &str = "[python: unknown]";
 /// Names of a snapshot's interpreter frames.
 pub struct Interpreted<'a> {
     codes: CodeTable<'a>,
+    /// Functions by code object and, for [`NO_CODE`], by the offset that says what is missing.
     functions: HashMap<(u32, u32), Function>,
 }
 

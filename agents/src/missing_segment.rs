@@ -100,7 +100,8 @@ pub fn is_left_out(pid: i32) -> bool {
     leaves_out(pid, &proc::environment(pid).unwrap_or_default())
 }
 
-/// Compares the names that the agent compares when its process starts.
+/// Returns true if `MEM_PROFILER_ONLY` in an environment names programs, but not this process. The
+/// agent makes the same comparison when the process starts.
 fn leaves_out(pid: i32, environment: &[u8]) -> bool {
     let only = proc::value(environment, "MEM_PROFILER_ONLY").unwrap_or_default();
     let comm = Stat::of(pid).map(|stat| stat.comm).unwrap_or_default();
@@ -117,8 +118,8 @@ fn preloads_malloc_debug(environment: &[u8]) -> bool {
     names.any(|name| name.starts_with(b"libc_malloc_debug.so"))
 }
 
-/// Returns true if the agent's constructor has not begun. It maps a segment, or memory of the
-/// process's own, over pages of the agent's variables, where the loader maps the file.
+/// Returns true if the agent's constructor has not begun: all pages of the agent's variables are
+/// still mapped from the file. The constructor maps the segment, or private memory, over some.
 fn is_starting(pid: i32, maps: &[u8]) -> bool {
     let variables = |agent: &Path| {
         let file = agent_file::path_in(pid, agent.as_os_str().as_bytes())?;
@@ -151,8 +152,8 @@ fn is_starting(pid: i32, maps: &[u8]) -> bool {
     true
 }
 
-/// Returns the name of a library that is an allocator with names of its own. The agent leaves a
-/// program alone that calls such functions.
+/// Returns the name of a mapped library that is an allocator with function names of its own, such
+/// as `tc_malloc`. If a program calls such functions, it keeps that allocator.
 fn linked_allocator(maps: &[u8]) -> Option<String> {
     const NAMES: [&[u8]; 3] = [b"libtcmalloc", b"libmimalloc", b"libtbbmalloc"];
     let mut files = Entry::all(maps).map(|entry| text::base_name(entry.path));
@@ -160,8 +161,8 @@ fn linked_allocator(maps: &[u8]) -> Option<String> {
     Some(text::path(OsStr::from_bytes(name)))
 }
 
-/// Returns true if the process has a segment without a name. A child has none of its parent's that
-/// it may write to.
+/// Returns true if the file of the process's segment was deleted. The segment of a parent does not
+/// count, since a child maps it read-only.
 fn is_deleted(maps: &[u8]) -> bool {
     mappings::written_files(maps).any(|entry| {
         entry.path.ends_with(b" (deleted)")

@@ -62,7 +62,8 @@ fn has_loaded(pid: i32, environment: &[u8], maps: &[u8]) -> bool {
     for mapped in Entry::all(maps).filter(is_code) {
         *copies.entry(mapped.inode).or_default() += 1;
     }
-    // Each auditor is mapped before, with libraries of its own, such as the C library.
+    // Auditors (`LD_AUDIT`) are mapped earlier, each with a copy of its libraries, such as the C
+    // library.
     let auditors = proc::value(environment, "LD_AUDIT").unwrap_or_default();
     let auditors = auditors.split(|byte| *byte == b':');
     let auditors = auditors.filter(|name| !name.is_empty()).count();

@@ -50,8 +50,8 @@ pub fn shortage(pid: i32) -> Option<String> {
 /// Minimum memory that must be left to commit for a session, in bytes: what it takes itself, and a
 /// reserve so that the program's own allocations do not fail.
 const MIN_COMMIT_BYTES: u64 = 64 << 20;
-/// Memory that a session takes for each thread, in bytes: once in the process, and once in a copy of
-/// it, which `fork` makes.
+/// Memory that a session takes for each thread, in bytes: once in the process, and once more in a
+/// forked child.
 const COMMIT_BYTES_OF_THREAD: u64 = 4 << 20;
 
 /// Explains why nothing can be sampled if the kernel does not overcommit and little memory is left.
@@ -75,8 +75,9 @@ fn commit_shortage(pid: i32) -> Option<String> {
     ))
 }
 
-/// Returns how much memory must be left to commit for a session in a process with `data` bytes of its
-/// own. If `left` bytes suffice for a copy of the process, they must suffice during the session, too.
+/// Returns how much memory must be left to commit for a session in a process with `data` bytes of
+/// its own. If the process can fork now, with `left` bytes, it must be able to during the session,
+/// too.
 fn commit_needed(left: u64, data: u64, threads: u64) -> u64 {
     let session = MIN_COMMIT_BYTES.saturating_add(threads.saturating_mul(COMMIT_BYTES_OF_THREAD));
     if left >= data {

@@ -57,9 +57,9 @@ impl PythonHeap {
     }
 }
 
-/// Reads the pools in these ranges of a process's private memory, which are sorted and disjoint. The
-/// process runs on: counts are those of slightly different moments. Returns `None` if the memory may
-/// not be read, or is too large.
+/// Reads the pools in these ranges of a process's private memory, which are sorted and disjoint.
+/// The process continues to run, so the counts are of slightly different moments. Returns `None` if
+/// the memory may not be read, or is too large.
 pub fn read(pid: i32, ranges: &[Range<u64>]) -> Option<PythonHeap> {
     let mut pages = Pages::with_limit(pid, MAX_PAGES);
     if !pages.is_known() {

@@ -1,8 +1,9 @@
 //! Resident anonymous memory of a process, by owner.
 //!
 //! Owners are distinguished by address: the allocator's memory by its radix tree, the agent's by
-//! its list and its place in the range of sampled objects, variables by the files that they belong to. The maps alone do not suffice, because the
-//! kernel joins adjacent mappings of different owners.
+//! its list of mappings and by the range of sampled objects, variables by the files that they
+//! belong to. The maps alone do not suffice, because the kernel joins adjacent mappings of
+//! different owners.
 
 use std::cell::RefCell;
 use std::mem::offset_of;
@@ -101,8 +102,8 @@ impl Owners {
     }
 }
 
-/// Returns the bytes of private pages of these ranges that are resident. Returns `None` if the lookup
-/// would take too long.
+/// Returns the size of the resident private pages in these ranges, in bytes. Returns `None` if the
+/// lookup would take too long.
 pub fn resident_bytes(pages: &mut Pages, ranges: &[Range<u64>]) -> Option<u64> {
     let mut bytes = 0;
     for range in ranges {

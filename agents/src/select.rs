@@ -158,7 +158,8 @@ impl Selection {
             .collect()
     }
 
-    /// Explains why a process is not listed that carries the agent, and that nothing leaves out.
+    /// Explains why a process that carries the agent is not listed, if there is one. Ignores those
+    /// that are left out, or use another directory, by their environment.
     pub fn unlisted(&self) -> Option<String> {
         let is_wanted = |pid: &i32| {
             !missing_segment::is_left_out(*pid) && missing_segment::other_directory(*pid).is_none()
@@ -185,7 +186,8 @@ impl Selection {
         let (elsewhere, here): (Vec<i32>, Vec<i32>) = self
             .carriers()
             .partition(|pid| missing_segment::other_directory(*pid).is_some());
-        // A start script's names leave most processes out, which explains nothing.
+        // A start script may leave out most processes by `MEM_PROFILER_ONLY`, on purpose. So
+        // explains another one first.
         let is_named = |pid: &&i32| !missing_segment::is_left_out(**pid);
         if let Some(pid) = here.iter().find(is_named).or(here.first()) {
             return explain_process(*pid, &process::title(*pid));

@@ -206,8 +206,8 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// Copies the tables as of the session's high-water mark. Returns `None` if that is the present
-    /// state. While the session runs, the present state is known only approximately.
+    /// Copies the tables as of the session's high-water mark. Returns `None` if the heap is at its
+    /// high-water mark now. While the session runs, that is known only approximately.
     pub fn read_peak(
         segment: &Segment,
         session: &Session,
@@ -464,8 +464,8 @@ impl Merger {
         sums
     }
 
-    /// Returns totals over all records. Times are copied from `bank_totals`, since records do not have
-    /// them.
+    /// Returns totals over all records. Times are copied from `bank_totals`, since records do not
+    /// have them.
     fn totals(&self, bank_totals: &Totals) -> Totals {
         let mut totals = Totals {
             samples: 0,

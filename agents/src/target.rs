@@ -149,7 +149,8 @@ pub struct Target {
     /// `None` if the kernel has no pidfds.
     pidfd: Option<OwnedFd>,
     thread_names: threads::Lookups,
-    /// Number of units of the table that are backed by memory.
+    /// Number of the table's units (see [`Geometry`](shm_protocol::Geometry)) that are backed by
+    /// memory.
     units: u32,
     /// True if the table cannot grow, or must not be enlarged by this program.
     is_table_fixed: bool,
@@ -225,7 +226,7 @@ impl Target {
         let pidfd = proc::pidfd(agent.pid);
         let segment_bytes = segment_bytes(&agent)?;
         let mut target = Self::new(agent, session, pidfd, segment_bytes);
-        // The owner of the session enlarges the table.
+        // That part of the program enlarges the table.
         target.is_table_fixed = true;
         target.if_alive()
     }

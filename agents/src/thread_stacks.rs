@@ -13,11 +13,11 @@ use reachability::{Memory, ProcessMemory};
 const MAX_THREADS: usize = 100_000;
 /// Size of a thread's stack if the process has no limit, in bytes.
 const DEFAULT_STACK_BYTES: u64 = 8 << 20;
-/// Sizes of stacks, in bytes: from less than `PTHREAD_STACK_MIN` to more than any, and less than an
-/// address of a stack.
+/// Plausible sizes of stacks, in bytes: from less than `PTHREAD_STACK_MIN` to less than any address
+/// of a stack.
 const STACK_BYTES: Range<u64> = 8 << 10..1 << 40;
-/// Maximum distance from the list of robust mutexes to the end of glibc's record of a thread, in bytes.
-/// The record is some 2.3 KiB long.
+/// Maximum distance from the list of robust mutexes to the end of glibc's record of a thread, in
+/// bytes. The record is some 2.3 KiB long.
 const MAX_RECORD_TAIL_BYTES: u64 = 4 << 10;
 
 /// A thread's stack.
@@ -26,7 +26,7 @@ struct ThreadStack {
     /// Stack pointer.
     pointer: u64,
     /// Memory that the C library uses as the thread's stack; `None` if it is not known.
-    given: Option<Range<u64>>,
+    range: Option<Range<u64>>,
 }
 
 /// Stacks of those threads for which the kernel reveals the stack pointer: threads that wait.
@@ -46,7 +46,7 @@ impl Stacks {
             .filter_map(|tid| {
                 Some(ThreadStack {
                     pointer: pointer(pid, tid)?,
-                    given: record(tid).and_then(|list| given(&memory, list)),
+                    range: robust_list(tid).and_then(|list| stack_range(&memory, list)),
                 })
             })
             .collect();
@@ -65,7 +65,7 @@ impl Stacks {
             stacks: stacks
                 .map(|pointer| ThreadStack {
                     pointer,
-                    given: None,
+                    range: None,
                 })
                 .collect(),
             usual_bytes: DEFAULT_STACK_BYTES,
@@ -79,8 +79,8 @@ impl Stacks {
         bytes > (mapping.end - mapping.start) / 2
     }
 
-    /// Returns the parts of a mapping that are stacks, in ascending order. If the C library's
-    /// record of none is known, a mapping that is no larger than usual stacks is one as a whole.
+    /// Returns the parts of a mapping that are stacks, in ascending order. If only stack pointers
+    /// in it are known, a mapping that is no larger than a usual stack counts as one stack.
     pub fn within(&self, mapping: &Range<u64>) -> Vec<Range<u64>> {
         let first = self
             .stacks
@@ -90,12 +90,12 @@ impl Stacks {
             .take_while(|stack| stack.pointer < mapping.end);
         let mut found: Vec<Range<u64>> = Vec::new();
         for stack in inside.clone() {
-            let given = stack.given.clone();
-            let Some(given) = given.filter(|given| given.contains(&stack.pointer)) else {
+            let range = stack.range.clone();
+            let Some(range) = range.filter(|range| range.contains(&stack.pointer)) else {
                 continue;
             };
             let below = found.last().map_or(mapping.start, |below| below.end);
-            let part = given.start.max(below)..given.end.min(mapping.end);
+            let part = range.start.max(below)..range.end.min(mapping.end);
             if part.start < part.end {
                 found.push(part);
             }
@@ -111,13 +111,15 @@ impl Stacks {
 /// Returns a thread's stack pointer, if it waits.
 fn pointer(pid: i32, tid: i32) -> Option<u64> {
     let text = String::from_utf8(proc::file(pid, &format!("task/{tid}/syscall"))?).ok()?;
-    // The format is: number, six arguments, stack pointer, program counter; "-1 sp pc"; or "running".
+    // The format is: number, six arguments, stack pointer, program counter; "-1 sp pc"; or
+    // "running".
     let pointer = text.split_ascii_whitespace().rev().nth(1)?;
     u64::from_str_radix(pointer.strip_prefix("0x")?, 16).ok()
 }
 
-/// Returns an address within the C library's record of a thread: that of the list of robust mutexes.
-fn record(tid: i32) -> Option<u64> {
+/// Returns the address of a thread's list of robust mutexes, which is within the C library's record
+/// of the thread.
+fn robust_list(tid: i32) -> Option<u64> {
     let mut list: u64 = 0;
     let mut bytes: usize = 0;
     // SAFETY: the kernel writes an address and a size to the two variables, which have their sizes,
@@ -133,33 +135,34 @@ fn record(tid: i32) -> Option<u64> {
     (result == 0 && list != 0).then_some(list)
 }
 
-/// Returns the memory that a thread was given as its stack, whose highest part is the record. glibc keeps
-/// its address and size in two adjacent words of the record, which are recognised by their values.
-fn given(memory: &dyn Memory, list: u64) -> Option<Range<u64>> {
+/// Returns the memory of a thread's stack, whose highest part is the record. glibc keeps the
+/// stack's address and size in two adjacent words of the record, which are recognised by their
+/// values.
+fn stack_range(memory: &dyn Memory, list: u64) -> Option<Range<u64>> {
     let page = proc::page_size();
     let first_end = (list / page * page).checked_add(page)?;
-    // The record may end with its page, and nothing be behind that.
+    // The record may end with its page, and the next page may be unmapped.
     let words = words_of(memory, list..first_end);
-    given_by(&words, list).or_else(|| {
+    stack_range_in(&words, list).or_else(|| {
         let tail = list.checked_add(MAX_RECORD_TAIL_BYTES)?;
         let more = words_of(memory, first_end..tail.max(first_end));
-        given_by(&[words, more].concat(), list)
+        stack_range_in(&[words, more].concat(), list)
     })
 }
 
 /// Reads the words of a range, up to what cannot be read.
 fn words_of(memory: &dyn Memory, range: Range<u64>) -> Vec<u64> {
-    let mut text = vec![0; (range.end - range.start) as usize];
-    let read = memory.read(range.start, &mut text);
-    text[..read]
+    let mut bytes = vec![0; (range.end - range.start) as usize];
+    let read = memory.read(range.start, &mut bytes);
+    bytes[..read]
         .chunks_exact(8)
         .map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
         .collect()
 }
 
-/// Returns the stack whose address and size are in adjacent words. Its end is behind the list, at most as
-/// far as a record is long.
-fn given_by(words: &[u64], list: u64) -> Option<Range<u64>> {
+/// Returns the stack whose address and size are in adjacent words. The stack ends at most
+/// [`MAX_RECORD_TAIL_BYTES`] above `list`.
+fn stack_range_in(words: &[u64], list: u64) -> Option<Range<u64>> {
     let is_end = |end: &u64| list < *end && *end - list <= MAX_RECORD_TAIL_BYTES;
     words.windows(2).find_map(|pair| {
         let end = pair[0].checked_add(pair[1]).filter(is_end)?;
@@ -167,7 +170,8 @@ fn given_by(words: &[u64], list: u64) -> Option<Range<u64>> {
     })
 }
 
-/// Returns the size of a thread's stack unless the program chooses another one: the limit of a stack.
+/// Returns the size of a thread's stack unless the program chooses another one: the soft limit on
+/// stacks.
 fn usual_bytes(pid: i32) -> u64 {
     let limits = proc::file(pid, "limits").unwrap_or_default();
     let limit = proc::status_field(&limits, "Max stack size");
@@ -185,7 +189,7 @@ mod tests {
         let mib = |range: Range<u64>| range.start * MIB..range.end * MIB;
         let stack = |pointer, given: Option<Range<u64>>| ThreadStack {
             pointer: pointer * MIB,
-            given: given.map(mib),
+            range: given.map(mib),
         };
         let stacks = Stacks {
             stacks: vec![
@@ -223,10 +227,10 @@ mod tests {
             0x10_0000,
             0x1000,
         ];
-        let found = given_by(&words, list);
+        let found = stack_range_in(&words, list);
         assert_eq!(found, Some(0x7f8c_4220_0000..0x7f8c_4230_0000));
-        assert_eq!(given_by(&words[..4], list), None);
-        assert_eq!(given_by(&[], list), None);
+        assert_eq!(stack_range_in(&words[..4], list), None);
+        assert_eq!(stack_range_in(&[], list), None);
     }
 
     #[test]
@@ -250,8 +254,8 @@ mod tests {
             std::thread::yield_now();
         }
         let stacks = Stacks::of(pid);
-        let found = stacks.stacks.iter().filter_map(|stack| stack.given.clone());
-        let found: Vec<Range<u64>> = found.filter(|given| given.contains(&local)).collect();
+        let found = stacks.stacks.iter().filter_map(|stack| stack.range.clone());
+        let found: Vec<Range<u64>> = found.filter(|range| range.contains(&local)).collect();
         drop(sender);
         thread.unwrap().join().unwrap();
         assert_eq!(found.len(), 1, "{stacks:?}");

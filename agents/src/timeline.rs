@@ -5,7 +5,7 @@
 //! - At most `MAX_MOMENTS` moments, of which at most `MAX_TABLES` have stacks. When the limit
 //!   is reached, they are thinned and the period doubles, so a session of days takes no more memory
 //!   than one of minutes.
-//! - Reading tables takes at most 1/`TABLE_COST_FACTOR` of the time, over all members of the
+//! - Reading tables takes at most 1/`TABLE_COST_FACTOR` of the time, over all processes of the
 //!   session.
 //! - The highest moment seen by a poll is never dropped, however short it was. It has stacks if
 //!   there was time to read them.

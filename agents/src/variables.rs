@@ -13,9 +13,9 @@ use symbols::Elf;
 /// Returns the addresses of variables: writable mappings of files with code, and the `.bss` behind
 /// them. `maps` is the text of the process's maps. The ranges are sorted and disjoint.
 ///
-/// The kernel joins `.bss` with anonymous memory that the process maps right behind it. Where it
-/// ends is in the headers of the file; without permission to read these, the whole mapping counts
-/// as variables.
+/// The kernel joins `.bss` with anonymous memory that the process maps right behind it. The headers
+/// of the file show where `.bss` ends; without permission to read them, the whole mapping counts as
+/// variables.
 pub fn find(pid: i32, maps: &[u8]) -> Vec<Range<u64>> {
     let has_code = |entry: &Entry<'_>| entry.inode != 0 && entry.permissions.contains(&b'x');
     let code = Entry::all(maps).filter(has_code);

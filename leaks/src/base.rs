@@ -17,7 +17,7 @@ use shm_protocol::NodeId;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
-/// Cause in the metadata of a leak check's dump.
+/// Value of `trigger` in the metadata of a leak check's dump.
 pub const TRIGGER: &str = "leak check";
 
 /// Objects, bytes or fractions below this are rounding errors.
@@ -143,8 +143,8 @@ impl Base {
         })
     }
 
-    /// Returns the age of the check in ns. Uses the time since boot if both are from the same boot,
-    /// since the system clock may have been set.
+    /// Returns the age of the check in ns. Uses the time since boot if the machine has not been
+    /// rebooted since the check, because the system clock may have been set.
     pub fn age_ns(&self, now: &Time) -> Option<u64> {
         let facts = &self.profile.facts;
         let boot = proc::boot_id().map(|(_, text)| text);

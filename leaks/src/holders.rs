@@ -298,8 +298,8 @@ impl Finder<'_> {
         variable.ok().flatten()
     }
 
-    /// Sums the sampled objects that are reachable only from the memory at `root_range` or, if that is
-    /// `None`, from the words of the root.
+    /// Sums the sampled objects that are reachable only from the memory at `root_range` or, if that
+    /// is `None`, from the words of the root.
     fn kept_alone(&self, root: u32, root_range: Option<Range<u64>>) -> Sum {
         let roots = &self.search.roots;
         let words = roots.words.iter().copied();
@@ -307,7 +307,7 @@ impl Finder<'_> {
             .filter(|w| root_range.is_some() || w.1 != root)
             .collect();
         let root_range = root_range.unwrap_or(0..0);
-        // Parts of a root range that are not at `root_range`.
+        // Parts of a root's range that are outside `root_range`.
         let other_parts = |(range, number): &(Range<u64>, u32)| {
             let below = range.start..range.end.min(root_range.start);
             let above = range.start.max(root_range.end)..range.end;

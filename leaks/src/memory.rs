@@ -51,7 +51,7 @@ pub struct MomentMemory {
     saved: SavedMemory,
     /// Size of shared writable memory that was neither copied nor saved, in bytes.
     shared: u64,
-    /// Number of mappings whose pages are unknown, or which nobody else can read.
+    /// Number of mappings whose pages are unknown, or which no other process can read.
     left_out: usize,
 }
 
@@ -79,7 +79,7 @@ enum Source {
 }
 
 impl MomentMemory {
-    /// Prepares reading from a copy of a process, which may be the process itself. Regions whose
+    /// Prepares reading from a copy of a process; `copy` may be the process itself. Regions whose
     /// ranges are in `absent` are missing from the copy; they are read from `saved` or from the
     /// process.
     pub fn of(
@@ -185,8 +185,8 @@ impl MomentMemory {
         self.worker = Arc::downgrade(copy);
     }
 
-    /// Returns true if the copy searched its own memory. An error says why it could not, so that
-    /// the memory was searched from outside.
+    /// Returns true if the copy searched its own memory. Returns an error if it could not; the
+    /// memory was then searched from outside.
     pub fn searched_by_copy(&self) -> Result<bool, Failure> {
         self.searched
             .get()
@@ -194,8 +194,8 @@ impl MomentMemory {
             .map(|result| result.is_some())
     }
 
-    /// Returns the number of mappings that were skipped, since looking up their pages would take
-    /// too long or nobody else can read them.
+    /// Returns the number of mappings that were skipped, because looking up their pages would take
+    /// too long, or because no other process can read them.
     pub fn left_out(&self) -> usize {
         self.left_out
     }

@@ -101,8 +101,8 @@ impl Moment {
         if let Method::Running(_) = method {
             return Self::of_running(agent);
         }
-        // Reading these words while the process is stopped would take too long. They are read
-        // shortly before and shortly after instead.
+        // Reading the kernel's data takes too long to do it while the process is stopped. It is
+        // read shortly before and shortly after instead.
         let mut kernel = KernelData::of_descriptors(pid);
         // A higher priority shortens the stop. It is not raised for a search of the stopped
         // process, which takes long and would disturb other processes.

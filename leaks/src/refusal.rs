@@ -5,8 +5,8 @@ use capture::Refusal;
 use mem_agents::{cgroup, text};
 
 /// Returns an error if copying a process could kill it. The copy's page tables are charged to the
-/// process's control group; if the group has no room for them, the kernel kills its largest
-/// process.
+/// process's control group; if the group has no room for them, the kernel kills the largest process
+/// of the group.
 pub fn copy_memory_shortage(pid: i32) -> Option<anyhow::Error> {
     /// Reserve in bytes for other kernel data of the copy, and for allocations of the process while
     /// the copy exists.

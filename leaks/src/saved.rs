@@ -13,10 +13,11 @@ use reachability::{Memory, ProcessMemory};
 
 use super::regions::Region;
 
-/// Maximum total size, in bytes. Reading this much takes a few tenths of a second.
+/// Maximum total size of private memory that is read, in bytes. Reading this much takes a few
+/// tenths of a second.
 const MAX_BYTES: u64 = 512 << 20;
-/// Maximum total size of shared memory that is read, in bytes. It rarely holds pointers, and
-/// reading this much takes a millisecond or two.
+/// Maximum total size of shared memory that is read, in bytes. Shared memory rarely holds pointers,
+/// and reading this much takes a millisecond or two.
 const MAX_SHARED_BYTES: u64 = 2 << 20;
 /// Maximum total size of shared mappings that are searched for existing pages, in bytes.
 const MAX_SHARED_MAPPED: u64 = 32 << 20;
@@ -80,8 +81,8 @@ impl SavedMemory {
         saved
     }
 
-    /// Reads the existing pages of a region and subtracts their size from `bytes_left`. Returns the size
-    /// as an error if it exceeds `bytes_left`.
+    /// Reads the existing pages of a region and subtracts their size from `bytes_left`. Returns the
+    /// size as an error if it exceeds `bytes_left`.
     fn add(
         &mut self,
         memory: &Source,

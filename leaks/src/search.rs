@@ -99,7 +99,8 @@ impl Search {
         let wanted = |object: &Sampled| belongs_to_session(object, session);
         let mut found = lost::find(memory, &self.heap, &self.marks, wanted);
         if scope == Scope::Unreachable {
-            // The allocator's caches of free objects are not memory of the program.
+            // What the agent's memory points to, such as jemalloc's cached free objects, is not
+            // memory of the program.
             let internal = mark::targets(memory, &self.heap, &self.roots.agent);
             found
                 .unknown

@@ -24,7 +24,7 @@ pub struct Leak {
     pub loss: Loss,
     /// Lost objects.
     pub lost: Sum,
-    /// Other lost objects that only these keep alive.
+    /// Other lost objects that are lost only because these are.
     pub kept: Sum,
     /// Address of the youngest object.
     pub example: u64,
@@ -175,9 +175,9 @@ pub struct Leaks {
 }
 
 impl Leaks {
-    /// Groups lost objects. `loss_kinds` has the kind of each loss, if known; `stacks` has the leaf and
-    /// size class of each record; `now` is the tick of the check. With `new_losses`, lists only new
-    /// losses.
+    /// Groups lost objects. `loss_kinds` has the kind of each loss, if known; `stacks` has the leaf
+    /// and size class of each record; `now` is the tick of the check. With `new_losses`, lists only
+    /// new losses.
     pub fn of(
         lost: &[Lost],
         loss_kinds: Option<&[LossKind]>,
@@ -237,8 +237,8 @@ impl Leaks {
         all
     }
 
-    /// Adds up losses of one kind whose stacks are the same. `merged_nodes` maps each leaf node to the
-    /// node that represents its stack.
+    /// Adds up losses of one kind whose stacks are the same. `merged_nodes` maps each leaf node to
+    /// the node that represents its stack.
     pub fn join(&mut self, merged_nodes: &HashMap<NodeId, NodeId>) {
         let mut joined: HashMap<(NodeId, Loss), Leak> = HashMap::new();
         for mut leak in std::mem::take(&mut self.leaks) {

@@ -82,8 +82,8 @@ impl Suppressions {
         text::escape(template.as_bytes())
     }
 
-    /// Returns the index of the first template that matches a text. Compares at most `bytes_left` bytes,
-    /// which is reduced accordingly.
+    /// Returns the index of the first template that matches a text. Compares at most `bytes_left`
+    /// bytes, and subtracts what it compared.
     pub fn first_match(&self, text: &str, bytes_left: &mut u64) -> Option<usize> {
         self.templates.iter().position(|template| {
             let cost = (template.len() + text.len()) as u64;

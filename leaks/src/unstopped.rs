@@ -45,8 +45,8 @@ fn parse_waiting(tid: i32, text: &str) -> Option<Thread> {
     })
 }
 
-/// Adds the control blocks of all threads, and the stacks of running threads. These count as in use
-/// from end to end, since the stack pointers are unknown.
+/// Adds the control blocks of all threads, and the stacks of running threads. Those stacks count as
+/// used from end to end, since the stack pointers are unknown.
 pub fn complete_threads(
     threads: &mut Vec<Thread>,
     memory: &dyn Memory,
@@ -99,8 +99,8 @@ fn thread_at(tid: i32, sp: u64, thread_pointer: u64) -> Thread {
     }
 }
 
-/// Finds the control blocks in a mapping, outside the program's objects. Searches at most `bytes_left`
-/// bytes outside stacks, and subtracts them from it.
+/// Finds the control blocks in a mapping, outside the program's objects. Of memory outside stacks,
+/// searches at most `bytes_left` bytes, and subtracts what it searched.
 fn blocks(region: &Region, memory: &dyn Memory, heap: &Heap, bytes_left: &mut u64) -> Vec<u64> {
     let Range { start, end } = region.range;
     if region.has_guard {

@@ -1,8 +1,8 @@
 //! Reader of the data of glibc's allocator from outside: its heaps, and what is free in them.
 //!
-//! No symbol leads to the first arena (`main_arena`), but its shape is distinctive: of the 127 lists
-//! of free chunks (`bins`), each empty one points to itself. All other arenas, and all heaps, can be
-//! reached from there.
+//! No symbol leads to the first arena (`main_arena`), but its shape is distinctive: of the 127
+//! lists of free chunks (`bins`), each empty one points to itself. All other arenas, and all heaps,
+//! can be reached from there.
 //!
 //! Source: glibc 2.17 to 2.42, `malloc/malloc.c` (`struct malloc_state`, `struct malloc_chunk`) and
 //! `malloc/arena.c` (`heap_info`), for 64-bit processes.
@@ -20,8 +20,8 @@ const BINS_BYTES: usize = BINS * 16;
 const BINS_OFFSETS: [u64; 2] = [112, 104];
 /// Distance from `bins` to the pointer to the next arena, in bytes.
 const NEXT_OFFSET: u64 = BINS_BYTES as u64 + 16;
-/// Number of the first list whose chunks can contain a whole page. The list before it, the first,
-/// holds unsorted chunks.
+/// Number of the first list of large chunks, of 1 KiB or more. As in glibc, numbers start at 1.
+/// List 1 holds unsorted chunks.
 const FIRST_LARGE_BIN: usize = 64;
 /// Flags in the size of a chunk.
 const FLAGS: u64 = 7;
@@ -42,12 +42,12 @@ const MAX_FREE_CHUNKS: usize = 1 << 18;
 const MAX_VARIABLES_BYTES: u64 = 16 << 20;
 /// Maximum number of chunks with mappings of their own.
 const MAX_MAPPED_CHUNKS: usize = 1 << 16;
-/// Maximum number of pages that are examined for the start of such a chunk: 4 GiB.
+/// Maximum number of pages that are examined for the start of a mapped chunk: 4 GiB.
 const MAX_PROBED_PAGES: u64 = 1 << 20;
 /// Number of pages that are examined at a time.
 const PAGES_PER_READ: u64 = 512;
-/// Minimum size of such a chunk, in bytes (`DEFAULT_MMAP_THRESHOLD`). Programs can lower it, but
-/// then the contents of other memory could be mistaken for one.
+/// Minimum size of a mapped chunk, in bytes (`DEFAULT_MMAP_THRESHOLD`). Programs can lower the
+/// threshold, but the contents of other memory could be mistaken for a smaller chunk.
 const MIN_MAPPED_BYTES: u64 = 128 << 10;
 /// Smallest size and alignment of pages, in bytes.
 const PAGE: u64 = 4096;
@@ -57,7 +57,7 @@ const PAGE: u64 = 4096;
 pub struct GlibcHeap {
     /// Heaps of all arenas.
     pub heaps: Vec<Range<u64>>,
-    /// Contents of free chunks large enough to contain a whole page, in `heaps`.
+    /// Contents of free chunks in `heaps`, except those in lists of small chunks.
     pub free: Vec<Range<u64>>,
     /// Chunks with a mapping of their own.
     pub mapped: Vec<Range<u64>>,
@@ -102,7 +102,7 @@ pub fn read(memory: &dyn Memory, mappings: &Mappings) -> Option<GlibcHeap> {
     Some(heap)
 }
 
-/// Lists of free chunks of an arena.
+/// Arena, by its address and that of its lists of free chunks.
 struct Arena {
     /// Address of the arena.
     address: u64,
@@ -136,9 +136,9 @@ impl Reader<'_> {
 
     /// Returns the address of the `bins` of the arena in a piece of memory.
     fn bins_in(&self, start: u64, bytes: u64) -> Option<u64> {
-        let mut text = vec![0; bytes as usize];
-        let read = self.memory.read(start, &mut text);
-        let words: Vec<u64> = text[..read]
+        let mut contents = vec![0; bytes as usize];
+        let read = self.memory.read(start, &mut contents);
+        let words: Vec<u64> = contents[..read]
             .chunks_exact(8)
             .map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
             .collect();
@@ -213,7 +213,8 @@ impl Reader<'_> {
     fn heaps(&self, arenas: &[Arena]) -> Vec<Range<u64>> {
         let mut addresses: Vec<u64> = arenas.iter().map(|arena| arena.address).collect();
         addresses.sort_unstable();
-        // Another allocator may use `brk`, and glibc's other memory if `brk` fails.
+        // `[heap]` may belong to another allocator. glibc then uses other memory, as it also does
+        // if `brk` fails.
         let top = arenas.first().and_then(|first| self.top(first));
         let mut heaps = Vec::new();
         if top.is_some_and(|top| self.mappings.program_break.contains(&top)) {
@@ -221,7 +222,7 @@ impl Reader<'_> {
         }
         let mut probes_left = MAX_HEAPS;
         for mapping in &self.mappings.anonymous {
-            // The start of a heap is present, as it holds the address.
+            // The first page of a heap is present, since it holds the arena's address.
             let mut next = mapping.start;
             while let Some(part) = self.memory.next(next..mapping.end) {
                 let aligned = part.start.checked_next_multiple_of(HEAP_ALIGNMENT);
@@ -245,8 +246,8 @@ impl Reader<'_> {
         crate::jemalloc::joined(heaps)
     }
 
-    /// Returns true if the first arena has memory from elsewhere, since the break could not grow. Nothing
-    /// leads from one piece of it to the next.
+    /// Returns true if the first arena has memory outside `[heap]`, because `brk` failed. The
+    /// pieces of that memory are not linked to each other.
     fn is_scattered(&self, arenas: &[Arena]) -> bool {
         let top = arenas.first().and_then(|first| self.top(first));
         top.is_some_and(|top| self.is_chunk(top) && !self.mappings.program_break.contains(&top))
@@ -283,7 +284,7 @@ impl Reader<'_> {
         self.memory.word(arena.bins.checked_sub(16)?)
     }
 
-    /// Returns the addresses of the chunk at `at` if it is within a heap.
+    /// Returns the address range of the chunk at `at` if it is within a heap.
     fn chunk(&self, at: u64, heaps: &[Range<u64>]) -> Option<Range<u64>> {
         let next = heaps.partition_point(|heap| heap.start <= at);
         let heap = &heaps[next.checked_sub(1)?];
@@ -292,8 +293,8 @@ impl Reader<'_> {
         (bytes >= 32 && end <= heap.end).then_some(at..end)
     }
 
-    /// Adds the chunks that have mappings of their own. The kernel joins these with adjacent ones,
-    /// so each page may be the start of one.
+    /// Adds the chunks that have mappings of their own. The kernel merges adjacent mappings, so
+    /// each page may be the start of a chunk.
     fn add_mapped_chunks(&self, heap: &mut GlibcHeap) {
         let mut pages_left = MAX_PROBED_PAGES;
         for mapping in &self.mappings.anonymous {

@@ -167,9 +167,9 @@ impl Heap {
         heap
     }
 
-    /// Records which of the sampled objects with headers in the table are live, since a search in
-    /// place finds no header in their memory. Must be called before any search; otherwise all of
-    /// them count as live.
+    /// Clears the allocation bits of freed sampled objects that had their headers in the table. A
+    /// copy that searches its own memory does not look there. Must be called before any search;
+    /// otherwise all of these objects count as live.
     pub fn check_table(&mut self, memory: &dyn Memory) {
         let extents = self.extents.iter().filter(|extent| self.uses_table(extent));
         let regions: Vec<u32> = extents
@@ -346,7 +346,8 @@ impl Heap {
         object::may_be_in_table(extent.size) && self.is_sampled(extent)
     }
 
-    /// Returns true if the contents of an extent's regions show whether they hold a sampled object.
+    /// Returns true if an extent contains sampled objects with their headers in the regions, not in
+    /// the table.
     #[inline]
     pub(crate) fn has_headers(&self, extent: &Extent) -> bool {
         self.is_sampled(extent) && !object::may_be_in_table(extent.size)

@@ -39,7 +39,7 @@ const QUEUE_CAPACITY: [u64; 2] = [
 const EXTENTS_PER_ENTRY: u64 = 8;
 /// Maximum number of slab classes. Real heaps have a few dozen.
 const MAX_CLASSES: usize = 1 << 12;
-/// Maximum size of the leaves of a small heap, in bytes. Leaves may be sparsely used.
+/// Maximum size of the leaves of a small heap's page table, in bytes. Leaves may be sparsely used.
 const BASE_LEAF_BYTES: u64 = 64 << 20;
 /// The leaves of a large heap may have one more byte for each of this many bytes of the heap.
 const HEAP_PER_LEAF_BYTE: u64 = 32;

@@ -14,8 +14,8 @@
 //! - All input is untrusted: counts, sizes, addresses and lists are bounded and checked. No input
 //!   causes a panic, a hang, or memory use beyond a fixed fraction of the heap that it claims to
 //!   describe.
-//! - With the default [`PointerRules`], an object is reached if a root or a reached object points to
-//!   it, even into its middle.
+//! - With the default [`PointerRules`], an object is reached if a root or a reached object points
+//!   to it, even into its middle.
 //! - Nothing is written to the other process.
 //!
 //! # Callers must

@@ -9,7 +9,7 @@ use crate::pointers::PointerRules;
 /// Maximum size in bytes of a slab that is read with one call.
 const MAX_SLAB_BYTES: usize = 1 << 20;
 
-/// Maximum number of objects of each kind that are listed, which take up to 3 GiB.
+/// Maximum length of each list of an [`Unreached`]. Both together take up to 3 GiB.
 const MAX_LISTED: usize = 1 << 26;
 
 /// A lost object.
@@ -123,8 +123,8 @@ pub fn find_if(
     found
 }
 
-/// Returns the regions whose sampled objects do not start after a plain header, with the objects'
-/// offsets in them.
+/// Returns the regions whose sampled objects are not at the usual offset, [`HEADER`], with the
+/// objects' offsets.
 #[must_use]
 pub fn starts(memory: &dyn Memory, heap: &Heap) -> Vec<(u32, u64)> {
     let objects = find_if(memory, heap, |_| true, |_| true).lost;

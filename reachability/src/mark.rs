@@ -28,11 +28,11 @@ const EXTENTS_PER_CALL: usize = 256;
 /// Roots, and rules of the search.
 #[derive(Clone, Debug)]
 pub struct Roots<'a> {
-    /// Words that were already read, such as registers, each with the number of its root. Objects
-    /// are assigned to them only if no range leads there.
+    /// Words that were already read, such as registers, each with the number of its root. They are
+    /// the origins only of objects that no range leads to.
     pub words: &'a [(u64, u32)],
-    /// Ranges to read, each with the number of its root. Objects that several of them lead to are
-    /// assigned to the first one.
+    /// Ranges to read, each with the number of its root. The origin of an object that several
+    /// ranges point to is the first one.
     pub ranges: &'a [(Range<u64>, u32)],
     /// Rules for pointers.
     pub pointers: &'a PointerRules,
@@ -126,7 +126,8 @@ pub fn mark(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Marks {
     })
 }
 
-/// Marks in place. Returns `None` if that is not possible.
+/// Marks objects by letting a copy of the process search its own memory (see [`crate::inside`]).
+/// Returns `None` if that is not possible.
 fn mark_in_place(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Option<Marks> {
     if !roots.pointers.are_plain() {
         return None;
@@ -138,8 +139,8 @@ fn mark_in_place(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Option<
         Marks::with_origins_if(heap, roots.trace),
     );
     let is_traced = !search.marks.origins.is_empty();
-    // Ranges that are searched in place come after everything else, which would change origins. So
-    // with origins, all ranges are read from outside.
+    // The copy searches its ranges last, so objects would get other origins. If origins are
+    // recorded, all ranges are read from outside.
     let (large, rest) = if is_traced {
         (Vec::new(), roots.ranges.to_vec())
     } else {

@@ -29,8 +29,8 @@ pub trait Memory {
         (range.start < range.end).then_some(range)
     }
 
-    /// Returns the parts that a function can read by address, without copying, if it is run by a
-    /// [`Runner`]; `None` if there is no runner.
+    /// Returns the parts of the memory that a function run by a [`Runner`] can read by address,
+    /// without copying; `None` if there is no runner.
     fn in_place(&self) -> Option<InPlace> {
         None
     }
@@ -63,7 +63,7 @@ pub struct InPlace {
 
 /// Runs a function where it can read the memory itself, rather than a copy of its contents.
 pub trait Runner {
-    /// Returns the words shared with the function. Others may change them at any time.
+    /// Returns the words shared with the function. Other processes may change them at any time.
     fn words(&self) -> &[AtomicU64];
 
     /// Runs the function, which reads at most `bytes` bytes. Returns false if it fails or takes too
@@ -71,8 +71,8 @@ pub trait Runner {
     fn run(&self, bytes: u64) -> bool;
 }
 
-/// Function for a [`Runner`]. Its argument is the address of the shared words. It may run in another
-/// process, in which it can access nothing of this one but its code and the words.
+/// Function for a [`Runner`]. Its argument is the address of the shared words. It may run in a
+/// process that has nothing of this one but the code of this program's file, and the words.
 pub type Work = unsafe extern "C" fn(words: *mut u64);
 
 /// Reads `range` through `buffer`, whose length is a multiple of the word size. Passes each part to

@@ -55,7 +55,7 @@ pub struct Sampled {
     pub session: u8,
     /// Number of objects that it stands for; 0 if unknown because its header was overwritten.
     pub weight: f32,
-    /// Tick at which it was allocated; 0 if the weight is.
+    /// Tick at which it was allocated; 0 if the weight is 0.
     pub born: u32,
     /// True if the program declared that the object is not a leak.
     pub ignored: bool,
@@ -109,8 +109,9 @@ impl Content {
     }
 }
 
-/// Like [`content`], but `peek` reads two words. Also runs in a copy of the process that has no
-/// other code, so it calls nothing, and uses no slices, whose bounds checks call the panic handler.
+/// Like [`content`], but `peek` reads two words. Also runs in a copy of the process, without this
+/// program's libraries (see [`crate::memory::Work`]). So it calls no functions, and uses no slices,
+/// whose bounds checks call the panic handler.
 #[inline(always)]
 pub(crate) fn find_by_words(
     base: u64,

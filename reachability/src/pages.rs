@@ -1,4 +1,4 @@
-//! Page table that maps an address to the slab that contains it, with leaves of one GiB.
+//! Page table that maps an address to the slab that contains it. Each leaf covers one GiB.
 
 use std::ops::Range;
 

@@ -18,8 +18,8 @@ pub struct PointerRules {
     mask: u64,
     /// Maximum offset in an object to which a pointer may point.
     max_offset: u64,
-    /// Regions whose sampled objects do not start after a plain header, with the objects' offsets
-    /// in them, sorted by region. Used only with a limited `max_offset`.
+    /// Regions whose sampled objects are not at the usual offset, [`HEADER`], with the objects'
+    /// offsets, sorted by region. Used only with a limited `max_offset`.
     starts: Vec<(u32, u64)>,
 }
 
@@ -53,8 +53,8 @@ impl PointerRules {
     }
 
     /// Accepts only pointers that point at most this many bytes into an object. `starts` has the
-    /// offsets of sampled objects in their regions, sorted by region ([`crate::lost::starts`]).
-    /// Objects in other regions start after a plain header.
+    /// offsets of sampled objects that are not at the usual offset in their regions, sorted by
+    /// region ([`crate::lost::starts`]).
     #[must_use]
     pub fn within(mut self, max_offset: u64, starts: Vec<(u32, u64)>) -> Self {
         self.max_offset = max_offset;

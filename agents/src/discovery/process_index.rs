@@ -102,7 +102,8 @@ impl ProcessIndex {
     }
 
     /// Returns the live process that a segment's name refers to: the one in the pid namespace with
-    /// inode `wanted_namespace` (or [`ANY_NAMESPACE`]), or else one whose namespace cannot be queried.
+    /// inode `wanted_namespace` (or [`ANY_NAMESPACE`]), or else one whose namespace cannot be
+    /// queried.
     pub fn process_of(&self, name: SegmentName, wanted_namespace: u64) -> Option<Process> {
         let key = (name.pid, name.start_time);
         let here = self.all.contains(&name.pid).then_some(name.pid);

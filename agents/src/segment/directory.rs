@@ -71,7 +71,8 @@ impl Directory {
         is_run_directory.then(|| super::is_locked(&self.fd))
     }
 
-    /// Marks a directory as attended, for as long as this process lives.
+    /// Locks a directory of `run` for as long as this process lives, which
+    /// [`is_run_alive`](Self::is_run_alive) checks.
     pub fn attend(path: &Path) -> io::Result<()> {
         let directory = File::open(path)?;
         // SAFETY: flock takes no pointers, and the descriptor is open.

@@ -1,4 +1,5 @@
-//! Gives a process's table memory, before a session and as the table fills up.
+//! Gives a process's table memory, before a session and as the table fills up. Memory is added in
+//! units of fixed size ([`Geometry`]).
 
 use shm_protocol::Geometry;
 use shm_protocol::layout::{BANK_HEADER_BYTES, HEADER_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};

@@ -29,8 +29,8 @@ pub struct Header {
     pub marked: u64,
     /// Bitmap of the regions that are reached and not searched yet.
     pub pending: u64,
-    /// Bitmap of the regions that are reached, but that the copy cannot read: they are searched from
-    /// outside.
+    /// Bitmap of the regions that are reached but cannot be read by the copy. They are searched
+    /// from outside.
     pub outside: u64,
     /// Table of what led to each region first, half a word each; 0 if not recorded.
     pub origins: u64,
@@ -79,7 +79,7 @@ pub const LEAF_BITS: u32 = 28;
 pub const LEAF: u64 = 1 << (LEAF_BITS - PAGE_BITS);
 /// Class of extents with one region.
 pub const SINGLE_REGION: u64 = 0xffff;
-/// Flag in the size of an extent: objects have headers.
+/// Flag in the size of an extent: the regions contain the headers of sampled objects.
 pub const HEADERS: u64 = 1 << 63;
 
 /// Description of a page of the heap, in one word:
@@ -133,7 +133,7 @@ pub struct SlabClass {
 }
 
 impl SlabClass {
-    /// Flag: objects have headers.
+    /// Flag: the regions contain the headers of sampled objects, as for [`HEADERS`].
     pub const SAMPLED: u64 = 1 << 62;
     /// Flag: some pages cannot be read in place.
     pub const PARTIAL: u64 = 1 << 63;

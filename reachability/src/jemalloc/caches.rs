@@ -15,9 +15,9 @@ const ARENA_BYTES: usize = 32 << 10;
 const MAX_TRIED_ARENAS: usize = 16;
 /// Maximum number of caches: more than any process has threads.
 const MAX_CACHES: usize = 1 << 17;
-/// Offset in bytes of the arrays in `tcache_slow_t`, which have four bytes for each class of small
-/// objects. They follow two list links with an arena, the arena, and five numbers.
-const COUNTS: u64 = 76;
+/// Offset in bytes of the first array in `tcache_slow_t`. The arrays together have four bytes for
+/// each class of small objects.
+const ARRAYS_OFFSET: u64 = 76;
 /// Number of classes of small objects with pages of 4 KiB. Each doubling of the page size adds
 /// four.
 const SMALL_CLASSES: u64 = 36;
@@ -45,7 +45,7 @@ pub fn find(memory: &dyn Memory, globals: &Globals, arenas: &[u64]) -> Vec<u64> 
 /// Returns the offset in `tcache_slow_t` of the pointer to the slots.
 fn slots_offset(page: u64) -> u64 {
     let classes = SMALL_CLASSES + 4 * u64::from(page.trailing_zeros().saturating_sub(12));
-    (COUNTS + 4 * classes).next_multiple_of(8)
+    (ARRAYS_OFFSET + 4 * classes).next_multiple_of(8)
 }
 
 struct Reader<'a> {

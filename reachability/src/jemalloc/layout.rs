@@ -50,7 +50,7 @@ pub struct Shape {
 impl Shape {
     /// Returns the shape of a tree over page numbers of `bits` bits, with these levels above its
     /// leaves.
-    fn below(upper: &'static [u32], bits: u32, words: usize) -> Self {
+    fn with_levels(upper: &'static [u32], bits: u32, words: usize) -> Self {
         let lower = bits - upper.iter().sum::<u32>();
         Self {
             upper,
@@ -85,8 +85,8 @@ impl Layout {
             _ => return None,
         };
         let page_bits = page.trailing_zeros();
-        let flat = Shape::below(flat, ADDRESS_BITS - page_bits, 1);
-        let deep = Shape::below(deep, DEEP_ADDRESS_BITS - page_bits, 2);
+        let flat = Shape::with_levels(flat, ADDRESS_BITS - page_bits, 1);
+        let deep = Shape::with_levels(deep, DEEP_ADDRESS_BITS - page_bits, 2);
         let edata_bytes = BITMAP_OFFSET + 8 * bitmap_words(page) as usize;
         Some(Self {
             page,
