@@ -56,6 +56,9 @@ pub struct Row {
     pub live_bytes: Option<u64>,
     /// Source of `live_bytes`.
     pub live_source: Option<&'static str>,
+    /// True if every allocation since the session began was sampled.
+    #[serde(skip)]
+    pub is_exact: bool,
     /// Age of `live_bytes` in seconds.
     pub live_age_seconds: Option<f64>,
     /// Resident memory in bytes; `None` if the process has exited.
@@ -173,6 +176,7 @@ impl Lister {
             samples: sampled.as_ref().map_or(0, |sampled| sampled.samples),
             live_bytes: heap.as_ref().map(|heap| heap.bytes),
             live_source: heap.as_ref().map(|heap| heap.source),
+            is_exact: shown_sums.is_some_and(|sums| sums.widest == 1),
             live_age_seconds: heap.as_ref().map(|heap| heap.age_ns as f64 / 1e9),
             rss_bytes,
             segment: text::path(agent.segment.path()),

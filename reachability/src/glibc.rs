@@ -297,15 +297,7 @@ impl Reader<'_> {
     /// each page may be the start of a chunk.
     fn add_mapped_chunks(&self, heap: &mut GlibcHeap) {
         let mut pages_left = MAX_PROBED_PAGES;
-        for mapping in &self.mappings.anonymous {
-            let next = heap.heaps.partition_point(|heap| heap.end <= mapping.start);
-            if heap
-                .heaps
-                .get(next)
-                .is_some_and(|heap| heap.start < mapping.end)
-            {
-                continue;
-            }
+        for mapping in self.mappings_outside(&heap.heaps) {
             let mut at = mapping.start;
             while let Some(part) = self.memory.next(at..mapping.end) {
                 let count = ((part.end - part.start) / PAGE).min(PAGES_PER_READ);
@@ -326,6 +318,23 @@ impl Reader<'_> {
                 };
             }
         }
+    }
+
+    /// Returns the anonymous mappings that contain no heap. Adjacent ones are joined, since `madvise`
+    /// splits a chunk's mapping.
+    fn mappings_outside(&self, heaps: &[Range<u64>]) -> Vec<Range<u64>> {
+        let mut joined: Vec<Range<u64>> = Vec::new();
+        for mapping in &self.mappings.anonymous {
+            let next = heaps.partition_point(|heap| heap.end <= mapping.start);
+            if heaps.get(next).is_some_and(|heap| heap.start < mapping.end) {
+                continue;
+            }
+            match joined.last_mut() {
+                Some(last) if last.end == mapping.start => last.end = mapping.end,
+                _ => joined.push(mapping.clone()),
+            }
+        }
+        joined
     }
 
     /// Returns the first chunk with a mapping of its own that begins with one of `count` pages.
@@ -433,6 +442,11 @@ mod tests {
         let small = Box::new([1u8; 100]);
         // Above the maximum of the size from which glibc maps an object by itself, 32 MiB.
         let large = vec![1u8; 40 << 20];
+        // As by numpy, which asks for huge pages: the object is in two mappings then.
+        let middle = (large.as_ptr() as usize + (20 << 20)).next_multiple_of(1 << 20);
+        // SAFETY: the advice concerns core files alone, and the range is within `large`.
+        let advised = unsafe { libc::madvise(middle as *mut _, 1 << 20, libc::MADV_DONTDUMP) };
+        assert_eq!(advised, 0);
         let freed = vec![1u8; 100_000];
         let at_freed = freed.as_ptr() as u64;
         // Some of these are behind it, so that it does not become part of the heap's end.
@@ -450,7 +464,8 @@ mod tests {
                     .iter()
                     .all(|object| has(&heap.heaps, address(object)))
         );
-        assert!(has(&heap.mapped, address(&large)) && !has(&heap.heaps, address(&large)));
+        let is_mapped = |at: u64| has(&heap.mapped, address(&large) + at);
+        assert!(is_mapped(0) && is_mapped((40 << 20) - 1) && !has(&heap.heaps, address(&large)));
         assert!(has(&heap.free, at_freed + 50_000), "{heap:x?} {at_freed:x}");
         assert!(!has(&heap.free, address(&small[..])));
         assert!(heap.arenas >= 1 && heap.is_complete);

@@ -79,6 +79,24 @@ fn the_allocators_figure_is_not_taken_for_the_present_one_when_it_is_old() {
     program.target.finish_well();
 }
 
+/// A session that samples every allocation is exact, also after the process's death.
+#[test]
+fn only_estimates_of_dead_processes_are_marked() {
+    for (interval, marks) in [("1", 0), ("1024", 1)] {
+        let scratch = Scratch::new();
+        let mut program = Steps::start_with(&scratch, &[], |command| {
+            command
+                .env("MEM_PROFILER_START", "1")
+                .env("MEM_PROFILER_INTERVAL", interval);
+        });
+        program.step("keep 20000");
+        program.target.kill();
+        let table = run(scratch.profiler().args(["list", "--all"])).stdout;
+        assert!(table.contains("dead"), "{table}");
+        assert_eq!(table.matches('~').count(), marks, "{table}");
+    }
+}
+
 /// Objects that are older than the session are in no sample, so it would be wrong to say that no
 /// memory is used.
 #[test]

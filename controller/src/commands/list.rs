@@ -200,9 +200,8 @@ fn live_text(row: &Row) -> Option<String> {
     let source = row.live_source?;
     let age = row.live_age_seconds?;
     let text = text::bytes(bytes as f64);
-    let is_exact = row.interval == Some(1) && !row.interval_changed;
     Some(match source {
-        SAMPLES if is_exact => text,
+        SAMPLES if row.is_exact => text,
         SAMPLES => format!("~{text}"),
         _ if age * 1e9 > STALE_NS as f64 => {
             let age = std::time::Duration::from_secs_f64(age);
