@@ -11,10 +11,10 @@ use crate::variance::student;
 /// Minimum effective number of samples for an error bar.
 const MIN_SAMPLES: f64 = 10.0;
 
-/// Samples for each degree of freedom of Student's distribution. One would be right for normally
-/// distributed ages. The ages of objects that are freed at random are skewed: where the mean is too
-/// low, the spread tends to be too small.
-const SAMPLES_PER_FREEDOM: f64 = 3.0;
+/// Number of samples that count as one degree of freedom of Student's distribution. For normally
+/// distributed ages, 1 would be right. Ages of objects that are freed at random are skewed: samples
+/// whose mean is too low tend to have too small a spread.
+const SAMPLES_PER_DEGREE: f64 = 3.0;
 
 /// Maximum expected number of objects without a sample at which the mean counts as exact.
 const MAX_UNSAMPLED: f64 = 0.05;
@@ -23,8 +23,8 @@ const MAX_UNSAMPLED: f64 = 0.05;
 const RESOLUTION_MS: f64 = (1 << 22) as f64 / 1e6;
 
 /// Returns the half-width in milliseconds of the 95 % confidence interval around the mean age of
-/// live objects. Returns `None` if it is not known: in dumps of other versions, and if the samples
-/// are so few that their own spread says little.
+/// live objects. Returns `None` if the dump has no spread of ages, or if there are too few samples
+/// to estimate it.
 pub fn error(detail: &Detail) -> Option<f64> {
     let objects = detail.live_objects();
     if detail.live_samples() == 0 {
@@ -45,7 +45,7 @@ pub fn error(detail: &Detail) -> Option<f64> {
         .squares
         .max(variance * RESOLUTION_MS * RESOLUTION_MS / 12.0);
     let variance = squares * samples / (samples - 1.0);
-    let error = student(samples / SAMPLES_PER_FREEDOM) * variance.sqrt() / objects;
+    let error = student(samples / SAMPLES_PER_DEGREE) * variance.sqrt() / objects;
     Some(error).filter(|error| error.is_finite())
 }
 

@@ -61,9 +61,9 @@ impl Clock {
     }
 }
 
-/// Returns the end of a session, computed from its start and its duration. This is the time line of
-/// its intervals and of the allocator's statistics. `end_unix_ns` differs from it if the system
-/// clock was set during the session.
+/// Returns the end of a session, computed from its start and its duration. The times of its
+/// intervals and of the allocator's statistics are on this scale. `end_unix_ns` is not, if the
+/// system clock was set during the session.
 #[must_use]
 pub fn end_by_length(facts: &Facts) -> Option<u64> {
     let known = facts.start_unix_ns.zip(facts.duration_ns);

@@ -54,7 +54,8 @@ fn split_count(line: &[u8]) -> Option<Counted<'_>> {
     })
 }
 
-/// Returns true for the last group of `5 000`: no tool writes such a count.
+/// Returns true for three digits that begin with 0: the last group of a count such as `5 000`. No
+/// tool pads counts with zeros.
 fn begins_with_zeros(word: &[u8]) -> bool {
     word.len() == 3 && word.starts_with(b"0") && word.iter().all(u8::is_ascii_digit)
 }

@@ -11,10 +11,11 @@ use crate::scan::Scan;
 #[derive(Default)]
 pub(crate) struct GoNames {
     pub(crate) functions: Vec<Function>,
-    /// Functions of each address, innermost first. Several are inlined in each other.
+    /// Functions of each address, innermost first. If there are several, each is inlined into the
+    /// next.
     pub(crate) symbols: Vec<(u64, Vec<Line>)>,
     function_numbers: HashMap<Function, u32>,
-    /// Index into `symbols` of each address, and the number of the stack at which it was added.
+    /// For each address, its index in `symbols` and the number of the stack that added it.
     by_address: HashMap<u64, (usize, u64)>,
     /// Number of stacks so far.
     stack: u64,

@@ -22,8 +22,8 @@ use crate::scan::Scan;
 use crate::value_type::{ValueType, heap_sample_types, plain_sample_types};
 use crate::variance;
 
-/// Maximum number of frames of repeated stacks, which other formats cannot abbreviate. Equal to the
-/// controller's limit on the frames of a dump.
+/// Maximum number of frames in all stacks that are repeated by a line `# s`, which is much shorter
+/// than the frames. Equal to the controller's limit on the frames of a dump.
 const MAX_REPEATED_FRAMES: usize = 1 << 26;
 
 /// First bytes of the file.
@@ -130,7 +130,7 @@ fn parse_header(text: &[u8]) -> Result<Header, Fault> {
         (b"heapprofile" | b"growth" | b"growthz" | b"fragmentation" | b"fragmentationz", _) => {
             (1, false)
         }
-        // Without a distance, pprof and jeprof do not scale either.
+        // Without an interval, pprof and jeprof do not scale either.
         (b"heap_v2" | b"heapz_v2" | b"heap" | b"", None) => (1, false),
         _ => {
             let kind = String::from_utf8_lossy(kind);

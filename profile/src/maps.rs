@@ -213,9 +213,9 @@ fn is_range_of(mapping: &Mapping, module: &Mapping) -> bool {
 
 /// Assigns a mapping to each location that has none.
 ///
-/// Loaded modules are preferred to unloaded ones, and earlier entries to later ones. An address
-/// before a mapping that starts inside its file belongs to it as well, because some writers list
-/// only the second half of a range.
+/// Loaded modules are preferred to unloaded ones, and earlier entries to later ones. If a mapping
+/// starts inside its file, the addresses of the part of the file before it also belong to it,
+/// unless another mapping contains them: some writers list only the second half of a range.
 pub fn assign(profile: &mut Profile) {
     let mappings = &profile.mappings;
     let mut order: Vec<u32> = (0..mappings.len() as u32).collect();

@@ -35,8 +35,8 @@ pub struct MergeError {
 pub enum Base {
     /// Equal stacks cancel out. Percentages relate to the remainder.
     Difference,
-    /// Stacks of the base stay separate, labelled [`BASE_LABEL`]. Percentages relate to the base.
-    /// Their values are negated, but their details are not.
+    /// Stacks of the base stay separate, labelled [`BASE_LABEL`]; their values are negated, but not
+    /// their details. Percentages relate to the base.
     Comparison,
 }
 
@@ -140,8 +140,8 @@ fn common_columns<'a>(
     Ok(common)
 }
 
-/// Returns the cost of sampling in all sessions of `profiles`; `None` unless it is known of each. Of
-/// several dumps of a session, the latest has its cost.
+/// Returns the cost of sampling in all sessions of `profiles`; `None` unless every profile has its
+/// cost. Several dumps of one session count once, with the cost of the latest.
 fn cost_of(profiles: &[Profile]) -> Option<Cost> {
     let mut costs = HashMap::new();
     for facts in profiles.iter().map(|profile| &profile.facts) {
@@ -521,7 +521,7 @@ impl Merger {
         }
     }
 
-    /// Adds the variances of a stack, of a dump or of a base.
+    /// Adds the variances of stack `from` of a dump or base to stack `to` of the sum.
     fn add_variances(
         &mut self,
         profile: &Profile,
@@ -580,9 +580,9 @@ impl Merger {
         self.out.errors = errors;
     }
 
-    /// Sets errors and variances if the bases' stacks are separate, with [`BASE_LABEL`] as their last
-    /// label. The error of a difference is that of the dump's stack; an equal stack of a base has
-    /// none.
+    /// Sets errors and variances if the bases' stacks are separate, with [`BASE_LABEL`] as their
+    /// last label. If a stack is in both, the dump's stack gets the error of the difference, and
+    /// the base's stack gets none.
     fn set_errors_of_pairs(&mut self, nesting: &Nesting) {
         let width = self.out.sample_types.len();
         let mut bases: Vec<Option<usize>> = vec![None; self.out.stacks.len()];

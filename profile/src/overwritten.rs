@@ -74,7 +74,7 @@ impl Overwritten {
     }
 }
 
-/// Maximum number of stacks in a dump.
+/// Maximum number of stacks of overwritten objects in a dump.
 pub const MAX_OVERWRITTEN: usize = 16;
 /// Maximum number of frames of such a stack in a dump.
 pub const MAX_FRAMES: usize = 64;

@@ -83,9 +83,11 @@ impl<'a> Decoder<'a> {
 /// Reader of the decompressed contents of a file.
 pub(crate) struct Unpacking<'a> {
     decoder: Decoder<'a>,
+    /// Compressed size of this layer, in bytes.
     packed: u64,
-    /// Size of the file, in bytes. Less than `packed` in an inner layer.
+    /// Size of the file, in bytes. May be less than `packed` in an inner layer.
     stored: u64,
+    /// Bytes decompressed so far.
     unpacked: u64,
     expansion: ExpansionLimit,
 }

@@ -52,7 +52,7 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
         || is_flat(first, &head)
 }
 
-/// Maximum number of lines before the first call chain: samples without a call chain.
+/// Maximum number of lines (samples without a call chain) before the first call chain.
 const MAX_CHAINLESS: usize = 64;
 
 /// Start of the output of `perf script --header`.
@@ -74,7 +74,7 @@ fn is_output_of_bpf(line: &[u8]) -> bool {
 /// Returns true if a sample without time and event is aligned in columns, as perf prints it. A
 /// folded stack ends in a number instead.
 fn is_flat(line: &[u8], head: &Head<'_>) -> bool {
-    // An address of the kernel fills its columns.
+    // A kernel address has all 16 digits, so there may be no padding before it.
     let is_aligned = line.starts_with(b" ") || line.windows(2).any(|pair| pair == b"  ");
     let last = line.trim_ascii_end().rsplit(u8::is_ascii_whitespace).next();
     let ends_in_number = last.is_some_and(|word| word.iter().all(u8::is_ascii_digit));

@@ -61,7 +61,7 @@ fn escape_if(text: &str, hidden: impl Fn(char) -> bool) -> Cow<'_, str> {
 }
 
 /// Appends text, with `?` for characters that act on a terminal, except for the control characters
-/// `kept`. The facts have the exact paths.
+/// `kept`. A dump has the exact paths in its facts.
 pub(crate) fn replace_hidden(buffer: &mut Vec<u8>, text: &[u8], kept: &[u8]) {
     for chunk in text.utf8_chunks() {
         for c in chunk.valid().chars() {

@@ -211,7 +211,7 @@ pub struct Cost {
 
 impl Cost {
     /// Formats the share of the CPU time, with half of its 95 % confidence interval:
-    /// `24.1% ± 3.0%`. An estimate that reaches all of the CPU time only has a bound.
+    /// `24.1% ± 3.0%`. An estimate of all of the CPU time or more is shown as `up to 100%`.
     pub fn share(&self) -> String {
         if self.spent_ns > 0 && self.spent_ns >= self.cpu_ns {
             return "up to 100%".to_owned();
@@ -295,10 +295,10 @@ pub struct Facts {
     pub end_boot_ns: Option<u64>,
     /// Length of the session.
     pub duration_ns: Option<u64>,
-    /// Time of the live heap's maximum since the start of the session, if the profile shows that
-    /// moment.
+    /// Time from the start of the session to the maximum of the live heap, if the profile shows
+    /// that moment.
     pub peak_ns: Option<u64>,
-    /// Periods of different intervals, in chronological order; empty if the interval did not
+    /// Periods with different intervals, in chronological order; empty if the interval did not
     /// change. The profile's period is the smallest interval.
     pub intervals: Vec<IntervalPeriod>,
     /// Cost of the session's sampling; `None` if it was not measured.
@@ -309,11 +309,11 @@ pub struct Facts {
     /// Description of the Python interpreter in the process, and whether its frames are in the
     /// stacks.
     pub python: Option<String>,
-    /// Set if that interpreter allocates small objects by itself, where the agent does not see
-    /// them. `None` if unknown.
+    /// Set if the Python interpreter allocates small objects by itself, where the agent does not
+    /// see them. `None` if unknown.
     pub python_hides: Option<bool>,
-    /// Language of the runtime whose own profile this is, if it is not one of this project's agent:
-    /// [`GO`](crate::GO).
+    /// Language runtime that recorded the profile by itself: [`GO`](crate::GO). `None` if it was
+    /// recorded in another way.
     pub runtime: Option<String>,
     /// Threads whose stacks are recorded separately.
     pub threads: Vec<Thread>,
@@ -334,7 +334,8 @@ pub struct Facts {
     pub allocator_unix_ns: Option<u64>,
     /// Memory counters of the process from the kernel, by name.
     pub memory: BTreeMap<String, u64>,
-    /// Leak check whose result the dump is. Its stacks have allocated lost objects.
+    /// Leak check whose result the dump is: the dump's stacks are those that allocated lost
+    /// objects.
     pub leak_check: Option<LeakCheck>,
     /// Text of `/proc/PID/maps`, or a generated replacement.
     pub maps_text: Vec<u8>,
@@ -373,9 +374,10 @@ pub struct Profile {
     /// [`variance::fill`](crate::variance::fill).
     pub variances: Vec<f64>,
     /// Sampling errors of the values as parts of a difference, in the same order; empty if there is
-    /// no base. Where stacks of a base are separate, the other stack has the error of the change.
+    /// no base. If a stack of a separate base has an equal stack in the other profile, that one has
+    /// the error of the change, and the base's stack has none.
     pub errors: Vec<SamplingError>,
-    /// Sums that the values of the columns are parts of; or empty. See
+    /// Known total of each column, of which its values are parts; or empty. See
     /// [`variance::wholes`](crate::variance::wholes).
     pub wholes: Vec<f64>,
     /// Average object size of each stack, in bytes; or empty. pprof's label `bytes` for heap text.
@@ -410,7 +412,7 @@ impl Profile {
         &self.values[index * n..(index + 1) * n]
     }
 
-    /// Returns the sampling error of a stack's value; where there is a base, that of its change.
+    /// Returns the sampling error of a stack's value, or of its change if there is a base.
     pub fn error(&self, stack: usize, column: usize) -> SamplingError {
         let at = stack * self.sample_types.len() + column;
         let known = self.errors.get(at).copied();
@@ -444,8 +446,8 @@ impl Profile {
     }
 
     /// Returns true if Go's runtime recorded the stacks. An inlined function has an address of its
-    /// own in them, followed by that of the function that it was inlined into. When objects were
-    /// allocated and freed is not known.
+    /// own in them, followed by that of the function that it was inlined into. The times of
+    /// allocations and frees are not known.
     pub fn is_of_go(&self) -> bool {
         self.facts.runtime.as_deref() == Some(GO)
     }

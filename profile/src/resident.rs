@@ -159,8 +159,8 @@ impl ByOwner {
         rest
     }
 
-    /// Returns the parts of the heap. `figures` are the allocator's, if they are of the same
-    /// moment.
+    /// Returns the parts of the heap. `figures` are jemalloc's statistics, if they were taken at
+    /// the same moment.
     pub fn heap_parts(&self, figures: Option<&Heap>) -> Vec<Part> {
         let part = |name, bytes, remark| Part {
             name,

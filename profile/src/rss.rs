@@ -82,7 +82,7 @@ impl RssBuilder {
         self.rows.push((bytes, place.clone()));
     }
 
-    /// Adds memory without a stack.
+    /// Adds memory without a stack, under a pseudo-frame.
     pub fn without_stack(&mut self, frame: Frame<'_>, bytes: Bytes, place: &MappingLabels) {
         let location = self.stacks.location(frame);
         self.stack(&[location], bytes, place, 0);

@@ -117,7 +117,7 @@ fn path_in_url(url: &[u8]) -> String {
 struct Node {
     /// Number in the file; 0 if it has none.
     id: u64,
-    /// Number of the caller, where nodes name that; otherwise 0.
+    /// Number of the caller, in files whose nodes name it; otherwise 0.
     caller: u64,
     /// Index of the caller, or [`NONE`].
     parent: u32,
@@ -317,7 +317,7 @@ impl Tree {
         Ok(vec![counts, times])
     }
 
-    /// Returns the nanoseconds from each sample to the next one, for the last to the end.
+    /// Returns the nanoseconds from each sample to the next one, or to the end for the last one.
     fn durations(&self) -> Vec<i64> {
         let mut now = self.start.unwrap_or_default();
         let deltas = self.deltas.iter().copied().chain(std::iter::repeat(0.0));

@@ -28,9 +28,9 @@ const PAIRS: [(&str, &str); 3] = [
 /// This project's dumps contain the variances. For other formats they are computed as if all
 /// objects of a stack had the same size.
 ///
-/// In CPU profiles, each sample is treated as independent and as equal to the others of its stack.
-/// Their sum is known, by the clocks that the samples are taken by; see [`wholes`]. Samples taken at
-/// regular intervals vary less than that.
+/// In CPU profiles, samples are treated as independent, and those of one stack as equal. The total
+/// is known from the clocks that trigger the samples; see [`wholes`]. Samples taken at regular
+/// intervals vary less than these variances.
 pub fn fill(profile: &mut Profile) {
     profile.variances.clear();
     if let Some(columns) = time_columns(profile) {
@@ -72,8 +72,8 @@ fn time_columns(profile: &Profile) -> Option<TimeColumns> {
     (profile.sample_types.len() == 2).then_some(TimeColumns { samples, time })
 }
 
-/// Returns for each column the sum that its values are shares of: for samples of time, all that was
-/// sampled, on both sides of a difference; 0 for values without such a sum.
+/// Returns the known total of each column, of which its values are shares. For columns of samples
+/// and of time, the total is all that was sampled, on both sides of a difference; for others, 0.
 pub fn wholes(profile: &Profile) -> Vec<f64> {
     let mut wholes = vec![0.0; profile.sample_types.len()];
     let samples = profile.type_index("samples");
@@ -181,9 +181,9 @@ pub fn half_width(value: f64, variance: f64) -> f64 {
     half_width_of_part(value, variance, 0.0)
 }
 
-/// Returns the half-width for a value that is a part of `whole`, which is known: the parts vary, their
-/// sum does not. The correction for few samples is then also that for few samples of the rest. Without
-/// a whole (0), that of [`half_width`].
+/// Returns the half-width for a value that is a part of the known total `whole`: the parts vary,
+/// their sum does not. The correction for few samples applies also if the rest has few samples.
+/// With a `whole` of 0 (unknown), returns the same as [`half_width`].
 fn half_width_of_part(value: f64, variance: f64, whole: f64) -> f64 {
     if variance <= 0.0 {
         return 0.0;
@@ -204,10 +204,10 @@ fn half_width_of_part(value: f64, variance: f64, whole: f64) -> f64 {
 pub struct SamplingError {
     /// Sampling variance; 0 if unknown or exact.
     pub variance: f64,
-    /// Sum of the absolute values that contribute to `variance`, from which the number of samples is
-    /// estimated. More than the absolute value of a difference.
+    /// Sum of the absolute values that contribute to `variance`, from which the number of samples
+    /// is estimated. For a difference, larger than its absolute value.
     pub turnover: f64,
-    /// Known sum that the value is a part of; 0 if there is none.
+    /// Known total that the value is a part of; 0 if there is none.
     pub whole: f64,
 }
 
@@ -228,15 +228,15 @@ impl AddAssign for SamplingError {
 }
 
 /// Returns Student's quantile for a 95 % confidence interval.
-pub fn student(freedom: f64) -> f64 {
+pub fn student(degrees_of_freedom: f64) -> f64 {
     const TABLE: [f64; 30] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
         2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
         2.052, 2.048, 2.045, 2.042,
     ];
-    let whole = freedom.max(1.0) as usize;
+    let degrees = degrees_of_freedom.max(1.0) as usize;
     TABLE
-        .get(whole - 1)
+        .get(degrees - 1)
         .copied()
-        .unwrap_or(QUANTILE + 2.4 / freedom)
+        .unwrap_or(QUANTILE + 2.4 / degrees_of_freedom)
 }

@@ -49,7 +49,7 @@ pub struct CpuBuilder {
     profile: Profile,
     /// Index of the location of user code, by lookup address.
     user: HashMap<u64, u32>,
-    /// Index of the location of a kernel function, by its index.
+    /// Index of the location of each kernel function, by the function's index.
     kernel: HashMap<u32, u32>,
     /// Index of a kernel function, by name.
     kernel_names: HashMap<String, u32>,

@@ -84,7 +84,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Profile, Fault> {
 pub(crate) fn read_raw(bytes: &[u8]) -> Result<Profile, Fault> {
     let mut profile = read_until(bytes, End::OfFile)?;
     if profile.period == RAW_PERIOD {
-        // The samples of a heap profile are bytes.
+        // Without a period, it is a heap profile, whose sample counts are bytes.
         profile.default_type = 0;
     }
     Ok(profile)

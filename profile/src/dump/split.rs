@@ -119,13 +119,13 @@ impl Estimate {
         for share in [0.5, 0.8, 0.2, 0.65] {
             let small = ((count as f64 * share) as u64).clamp(1, count - 1);
             let sizes = self.sizes(small as f64, (count - small) as f64);
-            let Some((average, other)) = sizes else {
+            let Some((small_average, large_average)) = sizes else {
                 continue;
             };
-            // The bytes of a record are an integer: tries the one below and the one above.
-            let size = average * small as f64 * self.interval;
+            // The bytes of a record are an integer: try rounding down and up.
+            let size = small_average * small as f64 * self.interval;
             for size in [size.floor(), size.ceil()] {
-                let chord = self.chord(small, size as u64, count - small, other);
+                let chord = self.chord(small, size as u64, count - small, large_average);
                 let Some((records, error)) = chord else {
                     continue;
                 };
@@ -143,9 +143,16 @@ impl Estimate {
         best.map(|(_, records)| records)
     }
 
-    /// Returns the split with `small` samples of `size` bytes, and `large` samples for the rest, of
-    /// about `other` units each. Also returns its error in objects.
-    fn chord(&self, small: u64, size: u64, large: u64, other: f64) -> Option<([Record; 2], f64)> {
+    /// Returns a record of `small` samples with `size` bytes in total, and one of `large` samples
+    /// for the rest, whose average size is about `large_average` units. Also returns the error of
+    /// the two records in objects.
+    fn chord(
+        &self,
+        small: u64,
+        size: u64,
+        large: u64,
+        large_average: f64,
+    ) -> Option<([Record; 2], f64)> {
         let first = Record {
             count: small,
             size: size.max(1),
@@ -156,7 +163,7 @@ impl Estimate {
             return None;
         }
         // `u·g(u)` lies above `1 + u/2` and above `u`, and below `1 + u`: this bounds the guess.
-        let guess = other.clamp(rest - 1.0, rest.min(2.0 * (rest - 1.0)));
+        let guess = large_average.clamp(rest - 1.0, rest.min(2.0 * (rest - 1.0)));
         let second = self.record(large, average_near(rest, guess));
         let objects = objects + self.scaled(&[second]).0;
         Some(([first, second], (objects - self.objects).abs()))

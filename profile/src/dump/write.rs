@@ -47,6 +47,7 @@ pub struct Text<P> {
     parts: Vec<Part>,
     /// First stack of each part.
     starts: Vec<usize>,
+    /// Return address of each location.
     addresses: Vec<HexText>,
 }
 

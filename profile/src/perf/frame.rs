@@ -131,8 +131,8 @@ fn without_instruction(text: &[u8]) -> &[u8] {
     at.map_or(text, |at| &text[..=at])
 }
 
-/// Returns true for the mnemonics among hexadecimal numbers, which `-F +disasm` prints on a line of
-/// their own: `add`, `adc`, `dec`, `fadd`.
+/// Returns true for mnemonics that are also hexadecimal numbers: `add`, `adc`, `dec`, `fadd`.
+/// `-F +disasm` prints them on lines of their own.
 fn is_mnemonic(word: &[u8]) -> bool {
     word.len() <= MIN_ADDRESS_DIGITS && word.iter().all(u8::is_ascii_lowercase)
 }

@@ -271,7 +271,8 @@ impl<'a> Words<'a> {
         })
     }
 
-    /// Returns true if `word`, which was just passed, is such a number, before a time.
+    /// Returns true if `word`, which was just passed, is the number of a processor without
+    /// brackets: a time follows it.
     fn is_bare_processor(&self, word: &[u8]) -> bool {
         is_number(word) && self.peek().is_some_and(is_time)
     }
@@ -355,6 +356,6 @@ fn is_event(word: &[u8]) -> bool {
         && !is_time(word)
         && !word.starts_with(b"PERF_RECORD_")
         && !is_number(&word[..word.len() - 1])
-        // Folded stacks.
+        // Such a word is part of a folded stack.
         && !word.contains(&b';')
 }

@@ -20,8 +20,9 @@ const MAX_EXPANSION: usize = 24;
 /// Memory that an entry of a hash table takes, in bytes.
 const ENTRY_SIZE: usize = 32;
 
-/// Largest number of a field of the message `Profile` that is read, and that of its comments.
+/// Largest number of a field of the message `Profile` that is read.
 const MAX_KNOWN_FIELD: u32 = 14;
+/// Number of the field with the comments of a `Profile`.
 const COMMENT: u32 = 13;
 
 /// Maximum number of fields that are examined to recognise a profile.
@@ -350,8 +351,8 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// Returns true if a location has the address of a pseudo-frame, but is none: programs of boards
-    /// without a kernel, for example, have code there.
+    /// Returns true if a location has the address of a pseudo-frame, but is not one: programs of
+    /// boards without a kernel, for example, have code there.
     fn only_looks_reserved(&self, location: &Location) -> bool {
         marker_at(location.address).is_some_and(|marker| {
             let [line] = self.profile.lines_of(location) else {
