@@ -71,8 +71,8 @@ impl Sums {
             .clamp(0.0, 1.0)
     }
 
-    /// Formats the percentage of allocated objects that were short-lived; `~` marks one of few
-    /// samples.
+    /// Formats the percentage of allocated objects that were short-lived; `~` marks one that rests
+    /// on few samples.
     pub fn short_lived_percent(&self) -> String {
         let percent = self.short_lived() * 100.0;
         format!(
@@ -298,7 +298,7 @@ pub fn has_few_samples(detail: &Detail) -> bool {
     detail.alloc_samples > 0 && detail.alloc_samples < MIN_SAMPLES && unseen > 0.5
 }
 
-/// Returns the mark in front of shares: `~` if they are of few samples.
+/// Returns the mark in front of a share: `~` if it rests on few samples.
 pub fn few_samples_mark(has_few_samples: bool) -> &'static str {
     if has_few_samples { "~" } else { "" }
 }

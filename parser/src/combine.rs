@@ -230,7 +230,7 @@ fn facts_of<'a>(
 }
 
 /// Sets start and duration of the combination of heap dumps with bases. A difference covers the
-/// time between the ends of both. If the base is kept separate, the values of the dumps are kept.
+/// time between the ends of both. If the base is kept separate, a single dump keeps its own times.
 /// CPU profiles and those of other profilers keep the sum of all durations, as in pprof.
 fn set_time(facts: &mut Facts, dumps: &[Profile], bases: &[Profile], keeps_base: bool) {
     let is_dump = |profile: &Profile| profile.format == Format::Dump;

@@ -200,8 +200,8 @@ fn program_of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {
 }
 
 /// Returns the link by which a program was started, if it has the process's name and leads to the
-/// program: users know `redis-server`, not `redis-check-rdb` that it leads to. Otherwise returns
-/// the path.
+/// program: users know `redis-server`, not the `redis-check-rdb` that it leads to. Otherwise
+/// returns the path.
 fn path_as_started(path: &Path, process: Option<&str>) -> PathBuf {
     let link = process
         .filter(|name| !name.is_empty() && !name.contains('/'))
@@ -230,8 +230,8 @@ pub fn locate(program: &Path) -> PathBuf {
 fn recorded_program(profile: &Profile) -> Option<(&Path, &BuildId)> {
     let facts = &profile.facts;
     let main = main_mapping(profile);
-    // No stack need lead through the program's own code, and then it is not mapped in the dump of
-    // a process that has ended.
+    // The dump of a process that has ended lists the program's mapping only if a stack leads
+    // through its code.
     let path = match main {
         Some(main) => &main.path,
         None => facts.exe.as_ref()?,

@@ -52,7 +52,7 @@ impl Totals {
 
 impl Series {
     /// Sorts dumps and their files by time. Returns an error, unless `force`, if they are not of
-    /// one session of one process: their counts start from zero at different times.
+    /// one session of one process: each session counts from zero.
     pub fn sort(profiles: &mut [Profile], files: &mut [PathBuf], force: bool) -> Result<Self> {
         if !force {
             for i in 1..profiles.len() {

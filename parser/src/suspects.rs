@@ -40,7 +40,7 @@ const MAX_STACKS: usize = 20_000;
 pub struct Suspect {
     /// Entries of the stack, innermost first.
     pub entries: Vec<u32>,
-    /// Line of the user's own code that allocates, of the largest of the stacks that were added up.
+    /// Line of the user's own code that allocates, in the largest of the stacks that were added up.
     pub site: Option<Site>,
     /// Score that orders the suspects, in bytes.
     pub score: f64,
@@ -56,7 +56,7 @@ pub struct Suspect {
     pub samples: Option<u64>,
     /// Fraction of the allocated bytes that is live.
     pub kept: f64,
-    /// True if `kept` is of few samples.
+    /// True if `kept` rests on few samples.
     pub has_few_samples: bool,
     /// Mean age of live objects in milliseconds; `None` if the format has none.
     pub age: Option<f64>,
@@ -93,8 +93,7 @@ pub struct Others {
     pub bytes: f64,
 }
 
-/// Returns the suspects of a view. Returns `None` if the profile is not a heap
-/// profile.
+/// Returns the suspects of a view. Returns `None` if the profile is not a heap profile.
 ///
 /// `moments` are the times in seconds of the dumps that the view's labels refer to, in ascending
 /// order; the base of a comparison is the first. With fewer than two, growth is unknown.
@@ -120,7 +119,7 @@ pub fn find(view: &View, nodes: &Nodes, moments: &[f64]) -> Option<Found> {
 
 /// Stacks of a view, added up by their entries.
 struct Gathered {
-    /// The examined ones.
+    /// Sums of the examined stacks, by entries.
     examined: HashMap<Vec<u32>, Sums>,
     others: Others,
 }
@@ -192,8 +191,8 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> Gather
             });
         sums.count(profile, stack, columns, number(stack), dumps);
     }
-    // Adds stacks with the same entries whose objects, of other sizes or threads, are few, or were
-    // all freed.
+    // Smaller stacks, and those whose objects were all freed, may have the entries of an examined
+    // stack, with objects of other sizes or threads. They are added to it.
     let freed = view.stacks().filter(|stack| bytes(stack.index) == 0);
     let mut others = Others::default();
     let mut different = HashSet::new();
@@ -208,7 +207,7 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> Gather
             sums.count(profile, stack, columns, number(stack), dumps);
         } else if number(stack) + 1 == dumps && bytes(stack) > 0 {
             others.bytes += bytes(stack) as f64;
-            // The entries of all of them would take much memory.
+            // Counts by hash, because the entries themselves would take much memory.
             different.insert(BuildHasherDefault::<DefaultHasher>::default().hash_one(&entries));
         }
     }
@@ -219,7 +218,8 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> Gather
     }
 }
 
-/// Returns for each stack the index of its dump; the last one if it has no label.
+/// Returns for each stack the index of its dump; the last one if it has no label, and `dumps` if
+/// the stack is to be ignored.
 fn dump_numbers(profile: &Profile, dumps: usize) -> Vec<usize> {
     let mut numbers = vec![dumps - 1; profile.stacks.len()];
     for label in &profile.labels {

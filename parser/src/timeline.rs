@@ -77,14 +77,14 @@ impl Sampled {
         }
     }
 
-    /// Returns the variance of a byte, as in [`error`](Self::error).
+    /// Returns the variance per byte that [`error`](Self::error) uses.
     pub fn variance_per_byte(&self) -> f64 {
         (self.variance / self.allocated.max(1.0)).max(0.0)
     }
 
     /// Returns the sampling error of the change of the live bytes from a moment to the end. Objects
-    /// that are live at both times contribute nothing. The others are at most what the session
-    /// freed, and what took its place.
+    /// that are live at both times contribute nothing. The others are at most the bytes that the
+    /// session freed, and those that took their place.
     fn error_of_change(&self, then: u64, end: u64) -> SamplingError {
         let lost = (then as f64).min(self.freed);
         let gained = (end as f64 - (then as f64 - lost)).clamp(0.0, end as f64);

@@ -149,8 +149,9 @@ impl Context<'_> {
         lines
     }
 
-    /// Returns the sampling error of the total, for layouts that show none beside values: of memory
-    /// its half-width, of time the largest that a share may have. `None` for exact values.
+    /// Returns a line with the sampling error, for layouts that show none beside values. For
+    /// memory: the half-width of the total. For time: the largest half-width that a share of the
+    /// total may have, or in a comparison a change. `None` for exact values.
     pub fn sampling_error(&self, unit: &str) -> Option<String> {
         let profile = self.view.profile();
         let stacks = 0..profile.stacks.len();
@@ -159,7 +160,7 @@ impl Context<'_> {
         stacks.clone().for_each(|i| sum += self.view.error(i));
         let is_time = sampling::is_about(profile, self.view.column());
         let error = if is_time && is_change {
-            // A change of half of the time varies most.
+            // The change of a part with half of the time has the largest error.
             let half = QUANTILE * (sum.variance / 4.0).sqrt();
             let half = self.format(half.round() as i64, unit);
             (sum.variance > 0.0).then(|| format!("changes up to \u{b1}{half}"))?
@@ -168,7 +169,7 @@ impl Context<'_> {
             let columns = profile.sample_types.len();
             let samples = stacks.map(|i| profile.values[i * columns + column]);
             let samples = samples.fold(0, i64::saturating_add);
-            // A half of the samples varies most.
+            // A share of one half has the largest error.
             let share = QUANTILE * (0.25 / samples.max(1) as f64).sqrt();
             (samples > 0).then(|| format!("shares up to \u{b1}{:.0}%", share.min(1.0) * 100.0))?
         } else {

@@ -116,7 +116,7 @@ pub fn largest_lines(context: &Context) -> Vec<OwnLine> {
         by_size.then_with(|| a.cmp(b))
     });
     places.truncate(MAX_LINES);
-    // Small ones are left out as in the table, whose unit they would not fit.
+    // Small values are left out, as in the table, whose unit is too large for them.
     let min_value = (context.view.total() as f64 * context.trim.node_fraction).abs();
     let is_shown =
         |index: usize, value: i64| index == 0 || value.saturating_abs() as f64 > min_value;

@@ -326,8 +326,8 @@ fn write_address_space(context: &Context, out: &mut String) {
     }
 }
 
-/// Returns size and kind of a mapping; `None` for those of pseudo-addresses, and of modules that
-/// were unloaded, which are where no process has memory.
+/// Returns size and kind of a mapping; `None` for pseudo-frames and unloaded modules, whose
+/// addresses are where no process has memory.
 fn size_and_kind(entry: &Entry<'_>) -> Option<(u64, &'static str)> {
     /// Addresses where no process has memory.
     const NO_MEMORY: [Range<u64>; 2] = [0..0x1000, 1 << 61..1 << 63];

@@ -332,11 +332,11 @@ impl Line {
                 scatter: 0.0,
             });
         }
-        let freedom = (effective - fitted).max(1.0);
-        let scatter = (squares / freedom).sqrt();
+        let degrees_of_freedom = (effective - fitted).max(1.0);
+        let scatter = (squares / degrees_of_freedom).sqrt();
         Some(Self {
             slope,
-            error: student(freedom) * scatter / spread.sqrt(),
+            error: student(degrees_of_freedom) * scatter / spread.sqrt(),
             scatter,
         })
     }

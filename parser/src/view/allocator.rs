@@ -71,7 +71,8 @@ impl View {
             let count = self.ranges[frame as usize].1;
             count > 0 && leading[frame as usize] == count
         };
-        // Stacks share locations: one loses its inner functions only if no stack keeps them.
+        // Stacks share locations, so a location loses its inner functions only if no stack keeps
+        // them.
         let mut reached = vec![false; leading.len()];
         let mut kept = vec![false; leading.len()];
         for (i, span) in self.spans.iter_mut().enumerate() {
@@ -142,6 +143,7 @@ impl View {
         locations
     }
 
+    /// Returns the locations of all stacks but those of the CPU profile in a combined profile.
     fn locations_of_stacks(&self) -> Vec<bool> {
         if self.cpu_stacks.is_empty() {
             return vec![true; self.ranges.len()];

@@ -185,10 +185,10 @@ struct ColumnData<'a> {
     minus: Option<Vec<i128>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     variance: Option<Vec<f64>>,
-    /// Amounts that the variances come from, where there is a base.
+    /// Sums of the absolute values that contribute to the variances, if there is a base.
     #[serde(skip_serializing_if = "Option::is_none")]
     turnover: Option<Vec<f64>>,
-    /// Known sum that the values are parts of.
+    /// Known total that the values are parts of.
     #[serde(skip_serializing_if = "Option::is_none")]
     whole: Option<f64>,
 }
@@ -278,7 +278,7 @@ fn column<'a>(context: &Context<'a>, tree: &Tree, at: usize, column: &Column) ->
     }
 }
 
-/// Returns the known sum that the values of a column are parts of, if there is one.
+/// Returns the known total that the values of a column are parts of, if there is one.
 fn whole(context: &Context, column: usize) -> Option<f64> {
     let whole = context.view.profile().wholes.get(column).copied();
     whole.filter(|whole| *whole > 0.0)

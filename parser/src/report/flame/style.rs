@@ -76,8 +76,8 @@ fn is_placeholder(name: &str) -> bool {
     false
 }
 
-/// Returns the first part of a name: namespace or first word. Of a method of Rust, that of its
-/// type.
+/// Returns the first part of a name: namespace or first word. For a method of a Rust type, returns
+/// the first part of the type's name.
 fn first_part(name: &str) -> &str {
     let name = name.trim_start_matches(['_', '<', '[', '&', '*']);
     let end = ["::", "_", ".", " ", "<", "(", ">", "]"]

@@ -77,7 +77,7 @@ pub struct Tree {
     pub columns: usize,
     /// Weights of stacks that end in a frame, by frame and column.
     self_weights: Vec<Weight>,
-    /// Number of callees that were too small, including their own callees.
+    /// Number of callees that, together with their own callees, were too small.
     pub pruned: u64,
     /// Stacks that end in merged frames, heaviest first, at most [`MAX_MERGED_STACKS`].
     pub merged_stacks: Vec<MergedStack>,

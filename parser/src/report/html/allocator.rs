@@ -27,12 +27,13 @@ pub const TAB: Tab = Tab {
 const HEADER_BYTES: f64 = 16.0;
 /// Minimum size of sampled objects whose header is twice as large, in bytes.
 const MIN_EXTENDED_BYTES: f64 = 131_072.0;
-/// Maximum size class whose objects have no header in it if they fill it, in bytes.
+/// Largest size class, in bytes, of sampled objects whose header is in a separate table if it does
+/// not fit into the class.
 const MAX_TABLE_CLASS: f64 = 14_336.0;
 
-/// Returns the bytes that live objects lose by rounding up to jemalloc's size classes: those that
-/// are sampled, together with their headers. Uses the mean size of each stack's objects, whose
-/// sizes are within a factor of two if the profile separates size classes.
+/// Returns the bytes that live objects lose by rounding up to jemalloc's size classes, including
+/// the headers of sampled objects. Uses the mean size of each stack's objects, whose sizes are
+/// within a factor of two if the profile separates size classes.
 fn rounding(profile: &Profile) -> i64 {
     let columns = profile
         .type_index("inuse_objects")
@@ -77,7 +78,7 @@ fn rounding(profile: &Profile) -> i64 {
 
 /// Returns jemalloc's size class: multiples of 16 up to 128, then four classes per doubling.
 fn size_class(bytes: f64) -> f64 {
-    // Requests are whole bytes: between 4,096 and 4,097 starts the class of 4,097.
+    // Requests are whole bytes, so a size above 4,096 belongs to the class of 4,097.
     let bytes = bytes.ceil();
     let step = match bytes {
         ..=128.0 => 16.0,
@@ -108,8 +109,8 @@ struct Allocator<'a> {
     sampled: Option<i64>,
     /// Half-width of the 95 % confidence interval of `sampled`.
     error: i64,
-    /// Bytes lost by rounding up to size classes, with headers of samples, if all objects of a stack
-    /// and size have their mean size.
+    /// Bytes lost by rounding up to size classes, including headers of sampled objects. Assumes
+    /// that all objects of a stack and size class have their mean size.
     rounding: i64,
     figures: Vec<(Cow<'a, str>, u64)>,
     /// Time between the statistics and the samples, if it is known and is not zero.

@@ -122,7 +122,7 @@ struct Column {
     flat_turnover: Option<Vec<f64>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cum_turnover: Option<Vec<f64>>,
-    /// Known sum that the values are parts of.
+    /// Known total that the values are parts of.
     #[serde(skip_serializing_if = "Option::is_none")]
     whole: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]

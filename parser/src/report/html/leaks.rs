@@ -51,7 +51,7 @@ struct Row<'a> {
     plain: f64,
     /// Live share of the allocated bytes.
     kept: f64,
-    /// Set if `kept` is of few samples.
+    /// Set if `kept` rests on few samples.
     #[serde(skip_serializing_if = "is_false")]
     rough: bool,
     /// Mean age of live objects, in milliseconds.

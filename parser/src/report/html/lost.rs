@@ -1,4 +1,4 @@
-//! Tab with the result of a leak check: lost objects, grouped by what keeps them alive.
+//! Tab with the result of a leak check: lost objects by leak group.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -43,7 +43,7 @@ struct Row {
     /// Half-width of each value's 95 % confidence interval.
     errors: Vec<i64>,
     short: f64,
-    /// Set if `short` is of few samples.
+    /// Set if `short` rests on few samples.
     #[serde(skip_serializing_if = "is_false")]
     rough: bool,
 }

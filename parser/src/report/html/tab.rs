@@ -55,7 +55,7 @@ pub struct PageContext<'a> {
     pub compared: bool,
 }
 
-/// Returns true for a mark that is not set, which is left out of the page.
+/// Returns true for a flag that is not set, which serde then omits from the page.
 pub fn is_false(is_set: &bool) -> bool {
     !is_set
 }

@@ -33,11 +33,13 @@ struct Temporary<'a> {
 #[derive(Serialize)]
 struct Row<'a> {
     name: Cow<'a, str>,
+    /// Number of short-lived objects.
     short: f64,
     /// Half-width of the 95 % confidence interval of `short`.
     error: f64,
+    /// Share of the allocated objects that were short-lived.
     share: f64,
-    /// Set if `share` is of few samples.
+    /// Set if `share` rests on few samples.
     #[serde(skip_serializing_if = "is_false")]
     rough: bool,
     bytes: f64,

@@ -32,8 +32,9 @@ struct Thread<'a> {
     /// Half-widths of the 95 % confidence intervals of the values or, in a comparison, of their
     /// changes.
     errors: Vec<i64>,
+    /// Share of the allocated objects that were short-lived.
     short: f64,
-    /// Set if `short` is of few samples.
+    /// Set if `short` rests on few samples.
     #[serde(skip_serializing_if = "is_false")]
     rough: bool,
     functions: Vec<Function<'a>>,

@@ -68,7 +68,7 @@ struct StackRow {
 /// Source of the sampling errors of live bytes; left out if they are exact.
 #[derive(Serialize, Default)]
 struct Errors {
-    /// Variance of a byte that is live at another moment.
+    /// Variance per live byte, at moments other than the end.
     #[serde(skip_serializing_if = "is_zero")]
     variance: f64,
     /// Variance of the bytes at the end.
