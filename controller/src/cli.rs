@@ -240,6 +240,13 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,
 
+    #[command(flatten)]
+    pub program: ProgramArgs,
+}
+
+/// Program to start.
+#[derive(Debug, Args)]
+pub struct ProgramArgs {
     /// The program and its arguments
     #[arg(
         required = true,
@@ -453,7 +460,7 @@ pub fn parse() -> Cli {
     let parsed = Cli::try_parse().map_err(usage::add_hint);
     let cli = parsed.unwrap_or_else(|error| mem_agents::stdout::answer("mem_profiler", &error));
     if let Some(Command::Run(args)) = &cli.command {
-        refuse_option(&["run"], &args.command[0]);
+        refuse_option(&["run"], &args.program.command[0]);
         let search = SearchArgs::default();
         let suppression = SuppressionArgs::default();
         if args.leak_check.is_none() && (&args.search, &args.suppression) != (&search, &suppression)
@@ -598,7 +605,10 @@ mod tests {
             panic!()
         };
         assert_eq!(
-            (run.interval.initial_density().interval, run.command.len()),
+            (
+                run.interval.initial_density().interval,
+                run.program.command.len()
+            ),
             (1, 3)
         );
     }

@@ -37,7 +37,7 @@ use proc::{self, FileLimit};
 use profile::cpu::Mode;
 
 pub use crate::cli::{CpuFormat, EngineName};
-use crate::launch::{self, FORWARDED, LaunchedProgram};
+use crate::launch::{self, LaunchedProgram};
 use crate::reporter::Reporter;
 use crate::rounds::{self, Rounds};
 use crate::survivors;
@@ -118,12 +118,7 @@ impl Run {
         launches: bool,
         reporter: Box<dyn Reporter>,
     ) -> anyhow::Result<Self> {
-        let mut signals = Vec::new();
-        if launches {
-            signals.extend(FORWARDED);
-            signals.push(Signal::SIGCHLD);
-        }
-        let signals = Signals::block(&signals)?;
+        let signals = launch::block_signals(None, launches)?;
         let sink = file_sink(&settings)?;
         let agents = Agents::StartedHere;
         Self::with_sink(signals, settings, sink, launches, agents, reporter)

@@ -18,7 +18,7 @@ use mem_agents::segment::{Directory, RUN_PREFIX};
 use mem_agents::siblings;
 use mem_agents::target::{Density, ROLLING_LENGTH};
 use mem_agents::text;
-use mem_agents::waiting::{Received, unblock_all};
+use mem_agents::waiting::{Received, Signals, unblock_all};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
 use proc::Stat;
 use shm_protocol::segment::DIR_VARIABLE;
@@ -26,7 +26,7 @@ use shm_protocol::segment::DIR_VARIABLE;
 use crate::python;
 
 /// Signals that are forwarded to the program.
-pub const FORWARDED: [Signal; 17] = [
+const FORWARDED: [Signal; 17] = [
     Signal::SIGINT,
     Signal::SIGTERM,
     Signal::SIGHUP,
@@ -45,6 +45,17 @@ pub const FORWARDED: [Signal; 17] = [
     Signal::SIGIO,
     Signal::SIGPWR,
 ];
+
+/// Blocks the signals that end a session and the one that requests a dump. If the session starts a
+/// program, also those that it forwards, and `SIGCHLD`.
+pub fn block_signals(dump_signal: Option<Signal>, launches: bool) -> nix::Result<Signals> {
+    let mut signals: Vec<Signal> = dump_signal.into_iter().collect();
+    if launches {
+        signals.extend(FORWARDED);
+        signals.push(Signal::SIGCHLD);
+    }
+    Signals::block(&signals)
+}
 
 /// Environment variable: number of seccomp filters under which the agent may use timers.
 pub const FILTERS_VARIABLE: &str = "MEM_PROFILER_FILTERS";

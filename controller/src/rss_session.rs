@@ -17,10 +17,9 @@ use cpu::{Faults, Recording, Refusal};
 use mem_agents::output::{self, Output};
 use mem_agents::text;
 use mem_agents::waiting::{Received, Signals};
-use nix::sys::signal::Signal;
 
 use crate::cpu_session::{Description, Targets};
-use crate::launch::{FORWARDED, LaunchedProgram};
+use crate::launch::{self, LaunchedProgram};
 use crate::reporter::Reporter;
 use crate::rounds::{self, Rounds};
 use writer::{Session, Snapshot};
@@ -120,12 +119,7 @@ impl Run {
         launches: bool,
         reporter: Box<dyn Reporter>,
     ) -> anyhow::Result<Self> {
-        let mut signals = Vec::new();
-        if launches {
-            signals.extend(FORWARDED);
-            signals.push(Signal::SIGCHLD);
-        }
-        let signals = Signals::block(&signals)?;
+        let signals = launch::block_signals(None, launches)?;
         let output = Output::open_for(&settings.prefix, output::RSS)?;
         let original_file_limit = proc::allow_files();
         Ok(Self {

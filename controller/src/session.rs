@@ -24,7 +24,7 @@ use mem_agents::waiting::{Received, Signals};
 
 use crate::family::Family;
 use crate::jemalloc_options;
-use crate::launch::{FORWARDED, LaunchedProgram};
+use crate::launch::{self, LaunchedProgram};
 use crate::python;
 use crate::reporter::Reporter;
 use crate::rounds::{self, Rounds};
@@ -193,15 +193,10 @@ impl Run {
         reporter: Box<dyn Reporter>,
     ) -> anyhow::Result<Self> {
         let output = Output::open(&settings.prefix)?;
-        let mut signals: Vec<_> = settings.triggers.signal.into_iter().collect();
-        if launches {
-            signals.extend(FORWARDED);
-            signals.push(nix::sys::signal::Signal::SIGCHLD);
-        }
         Ok(Self {
             output,
             discovery,
-            signals: Signals::block(&signals)?,
+            signals: launch::block_signals(settings.triggers.signal, launches)?,
             reporter,
             members: Vec::new(),
             examined: HashSet::new(),

@@ -1,6 +1,5 @@
 //! Options of `cpu`.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,13 +7,13 @@ use clap::{Args, Subcommand, ValueEnum};
 use mem_agents::options::{IntervalArgs, SelectArgs};
 use mem_agents::values;
 
-use super::{PageArgs, QuietArgs};
+use super::{PageArgs, ProgramArgs, QuietArgs};
 
 /// Options of `cpu`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct CpuArgs {
-    /// What is sampled, if not processes that run
+    /// Alternative to sampling processes that run
     #[command(subcommand)]
     pub command: Option<CpuCommand>,
 
@@ -27,7 +26,7 @@ pub struct CpuArgs {
     pub sampling: CpuSamplingArgs,
 }
 
-/// What `cpu` does besides sampling processes that run.
+/// Alternatives of `cpu` to sampling processes that run.
 #[derive(Debug, Subcommand)]
 pub enum CpuCommand {
     /// Start a program and sample it and its children; the exit code is the program's
@@ -35,14 +34,8 @@ pub enum CpuCommand {
         #[command(flatten)]
         sampling: CpuSamplingArgs,
 
-        /// The program and its arguments
-        #[arg(
-            required = true,
-            trailing_var_arg = true,
-            allow_hyphen_values = true,
-            value_name = "COMMAND"
-        )]
-        command: Vec<OsString>,
+        #[command(flatten)]
+        program: ProgramArgs,
     },
 }
 

@@ -1,19 +1,18 @@
 //! Options of `rss`.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use mem_agents::values;
 
-use super::{PageArgs, QuietArgs};
+use super::{PageArgs, ProgramArgs, QuietArgs};
 
 /// Options of `rss`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct RssArgs {
-    /// What is sampled, if not processes that run
+    /// Alternative to sampling processes that run
     #[command(subcommand)]
     pub command: Option<RssCommand>,
 
@@ -26,7 +25,7 @@ pub struct RssArgs {
     pub sampling: RssSamplingArgs,
 }
 
-/// What `rss` does besides sampling processes that run.
+/// Alternatives of `rss` to sampling processes that run.
 #[derive(Debug, Subcommand)]
 pub enum RssCommand {
     /// Start a program and sample it, but not its children; the exit code is the program's
@@ -34,14 +33,8 @@ pub enum RssCommand {
         #[command(flatten)]
         sampling: RssSamplingArgs,
 
-        /// The program and its arguments
-        #[arg(
-            required = true,
-            trailing_var_arg = true,
-            allow_hyphen_values = true,
-            value_name = "COMMAND"
-        )]
-        command: Vec<OsString>,
+        #[command(flatten)]
+        program: ProgramArgs,
     },
 }
 

@@ -18,7 +18,7 @@ use crate::terminal::{self, diagnostic, note, result};
 /// Samples running processes, or a program that it starts.
 pub fn execute(args: CpuArgs) -> anyhow::Result<ExitCode> {
     match args.command {
-        Some(CpuCommand::Run { sampling, command }) => run(sampling, &command),
+        Some(CpuCommand::Run { sampling, program }) => run(sampling, &program.command),
         None => attach(args.sampling, &args.processes),
     }
 }

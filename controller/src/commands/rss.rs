@@ -18,7 +18,7 @@ use crate::terminal::{self, diagnostic, note};
 /// Samples running processes, or a program that it starts, and writes their profiles.
 pub fn execute(args: RssArgs) -> anyhow::Result<ExitCode> {
     match args.command {
-        Some(RssCommand::Run { sampling, command }) => run(sampling, &command),
+        Some(RssCommand::Run { sampling, program }) => run(sampling, &program.command),
         None => attach(args.sampling, &args.processes),
     }
 }

@@ -61,7 +61,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             only: args.only,
         },
     };
-    let can_sample = warn_before_start(&args.command, &agent, args.python_malloc)?;
+    let can_sample = warn_before_start(&args.program.command, &agent, args.python_malloc)?;
     let mut push = Push::start(&args.push)?;
     let directory = launch::make_directory(&default_directory())?;
     let discovery = Discovery::in_directory(directory.clone());
@@ -78,10 +78,13 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             leak_check: requested_check,
             python_malloc: args.python_malloc,
         };
-        match LaunchedProgram::start(&args.command, &agent, request, dump_signal) {
+        match LaunchedProgram::start(&args.program.command, &agent, request, dump_signal) {
             Ok(child) => Ok(Followed::Session(run.follow(child, &directory)?)),
             Err(error) => {
-                diagnostic(&format!("{}: {error}", text::path(&args.command[0])));
+                diagnostic(&format!(
+                    "{}: {error}",
+                    text::path(&args.program.command[0])
+                ));
                 Ok(Followed::NotStarted(launch::start_failure_code(&error)))
             }
         }
@@ -90,7 +93,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     match followed? {
         Followed::Session(mut outcome) => {
             outcome.failures += usize::from(!push.is_none_or(Push::finish));
-            let sampled_program = can_sample.then_some(&args.command[0]);
+            let sampled_program = can_sample.then_some(&args.program.command[0]);
             let code = conclude(&outcome, args.min, args.page, sampled_program);
             Ok(if is_checked && !is_clean(&outcome) {
                 ExitCode::FAILURE
