@@ -31,16 +31,17 @@ const RESERVED_WHILE_SAMPLING: usize = 4;
 
 // Decision 88: a process's memory cannot be read after its end.
 
-/// Resident memory, in percent of the largest that is known of a program, above which its memory is
-/// read again at once.
+/// Size of a program's resident memory, in percent of its largest reading, above which it is read
+/// again at once.
 const FAST_GROWTH_PERCENT: u64 = 105;
-/// Percentage above which it is read again if it was last read at least [`SLOW_READING_INTERVAL`] ago.
+/// Size, in percent of the largest reading, above which it is read again if that reading is at least
+/// [`SLOW_READING_INTERVAL`] old.
 const SLOW_GROWTH_PERCENT: u64 = 101;
-/// Time after which even slow growth is a reason to read a program's memory again.
+/// Age of a reading from which on slow growth is a reason for another.
 const SLOW_READING_INTERVAL: Duration = Duration::from_millis(200);
-/// Time that may be spent on reading peaks, as a fraction of the session's: one part in this many.
+/// Divisor of the session's length: this part of it may be spent on such readings.
 const READING_SHARE: u32 = 50;
-/// Time that may be spent on reading peaks besides.
+/// Time that may be spent on such readings in addition.
 const READING_ALLOWANCE: Duration = Duration::from_millis(100);
 /// Length of the beginning of a session in which the memory of programs is read more often, so that
 /// those that end soon have a profile.
@@ -96,10 +97,9 @@ pub struct Run {
     recording: Recording,
     /// Requested processes: pid and title.
     requested: Vec<(i32, String)>,
-    /// The largest memory of each program that was read so far, since it cannot be read after the
-    /// program's end. By serial number of the program.
+    /// Largest reading of each program's memory, by the program's serial number.
     peaks: HashMap<u64, Snapshot>,
-    /// Time that was spent on reading them.
+    /// Time spent on these readings so far.
     reading_time: Duration,
     child: Option<LaunchedProgram>,
     /// Limit of open files that the program gets.
@@ -191,7 +191,7 @@ impl Run {
         self.child = Some(child);
         self.requested
             .iter_mut()
-            .for_each(|(_, of)| of.clone_from(&title));
+            .for_each(|(_, requested_title)| requested_title.clone_from(&title));
         if let Some(refusal) = refusal {
             self.requested.clear();
             self.fail(&format!(
